@@ -1,0 +1,11 @@
+"""Position-agnostic pre-projection and content skip for transformer attention (arXiv 2604.10791).
+
+Importing this package registers the method with PEFT, so that ``get_peft_model(base, PreProjConfig())`` and
+``PeftModel.from_pretrained(base, folder)`` work.
+"""
+
+from preproj.adapter import PreProjConfig, PreProjModel
+from preproj.modules import ContentSkip, PreProjection
+
+__version__ = "0.1.0"
+__all__ = ["ContentSkip", "PreProjConfig", "PreProjModel", "PreProjection", "__version__"]

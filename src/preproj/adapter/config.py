@@ -1,0 +1,63 @@
+"""What a user can choose about the adapter."""
+
+from dataclasses import dataclass, field
+
+from peft import PeftConfig
+
+from preproj.adapter.register import peft_type
+from preproj.modules import ACTIVATIONS
+
+
+@dataclass
+class PreProjConfig(PeftConfig):
+    """Configuration of pre-projection and content skip (Shinde 2026, arXiv 2604.10791) as a PEFT method.
+
+    Raises:
+        ValueError: if a value is out of range, or both ``pre_projection`` and ``content_skip`` are off.
+    """
+
+    target_modules: list[str] | str | None = field(
+        default=None,
+        metadata={
+            "help": "Names of the attention modules to adapt (a list of suffixes, or a regular expression as one "
+            "string). None finds them for the architectures in preproj.adapter.sites.ATTENTION_MODULES."
+        },
+    )
+    expansion: float = field(
+        default=1.25,
+        metadata={"help": "Inner width of the pre-projection over the hidden size; the paper uses 1.25."},
+    )
+    activation: str = field(
+        default="silu", metadata={"help": f"Activation of the pre-projection: one of {', '.join(ACTIVATIONS)}."}
+    )
+    pre_projection: bool = field(default=True, metadata={"help": "Whether to add the pre-projection."})
+    content_skip: bool = field(default=True, metadata={"help": "Whether to add the content skip."})
+    skip_init_std: float = field(
+        default=1e-4,
+        metadata={
+            "help": "Standard deviation of W_skip at the start; 0 makes a fresh adapter an exact no-op, as other "
+            "PEFT methods are."
+        },
+    )
+    init_seed: int = field(
+        default=0,
+        metadata={"help": "Seed of the start weights, which can be rebuilt from it exactly on any machine."},
+    )
+    modules_to_save: list[str] | None = field(
+        default=None, metadata={"help": "Further modules to train and save whole, such as a classification head."}
+    )
+
+    def __post_init__(self) -> None:
+        """Check every value and name the allowed range where one is wrong."""
+        super().__post_init__()
+        self.peft_type = peft_type()
+        if isinstance(self.target_modules, list):
+            self.target_modules = set(self.target_modules)  # type: ignore[assignment]  # as every PEFT config does
+        if not (self.pre_projection or self.content_skip):
+            raise ValueError("pre_projection and content_skip are both False: switch at least one on.")
+        if not self.expansion > 0:
+            raise ValueError(f"expansion is {self.expansion}: expected a number above 0, such as 1.25.")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation is {self.activation!r}: expected one of {', '.join(ACTIVATIONS)}.")
+        if not self.skip_init_std >= 0:
+            raise ValueError(f"skip_init_std is {self.skip_init_std}: expected 0 or a positive number.")

@@ -1,0 +1,139 @@
+"""The tuner: puts a :class:`PreProjLayer` at every attention module of a model."""
+
+import warnings
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
+from torch import nn
+
+from preproj.adapter.config import PreProjConfig
+from preproj.adapter.layer import CANNOT_MERGE, PreProjLayer
+from preproj.adapter.sites import ATTENTION_MODULES, candidates, hidden_size_of
+
+CHILD = "preproj"
+
+
+class PreProjModel(BaseTuner):
+    """Pre-projection and content skip in a model, as PEFT's ``get_peft_model`` builds it.
+
+    Raises:
+        ValueError: where no attention module is found or a named one is not attention; the sentence lists the
+            candidates found in the model.
+    """
+
+    prefix = f"{CHILD}."
+    tuner_layer_cls = PreProjLayer
+    target_module_mapping = ATTENTION_MODULES
+
+    def _prepare_adapter_config(self, peft_config: PreProjConfig, model_config: dict) -> PreProjConfig:
+        if peft_config.target_modules is None:
+            model_type = model_config.get("model_type")
+            if model_type not in ATTENTION_MODULES:
+                raise ValueError(
+                    f"preproj does not know where attention sits in a {model_type!r} model (known: "
+                    f"{', '.join(ATTENTION_MODULES)}). {self._name_one_of()}"
+                )
+            peft_config.target_modules = set(ATTENTION_MODULES[model_type])  # type: ignore[assignment]
+        return peft_config
+
+    def _prepare_model(self, peft_config: PreProjConfig, model: nn.Module) -> None:
+        """Check every target before anything changes."""
+        targets = [
+            (name, module)
+            for name, module in model.named_modules()
+            if not isinstance(module, BaseTunerLayer) and self._check_target_module_exists(peft_config, name)
+        ]
+        if not targets:
+            raise ValueError(
+                f"target_modules {_listed(peft_config.target_modules)} match nothing in this model. {self._name_one_of()}"
+            )
+        for name, module in targets:
+            if hidden_size_of(module) is None:
+                raise ValueError(
+                    f"target_modules match {name!r} ({type(module).__name__}), which is not an attention module. "
+                    f"{self._name_one_of()}"
+                )
+        model_type = self.get_model_config(model).get("model_type")
+        if model_type not in ATTENTION_MODULES:
+            warnings.warn(
+                f"The layout of {model_type!r} models is not verified by preproj: the content skip is added to the "
+                "output of the named attention modules. If the block normalises, scales or gates that output before "
+                "the residual sum, the result differs from out = x + attn_out + W_skip·x̃.",
+                stacklevel=2,
+            )
+
+    def _create_and_replace(
+        self,
+        peft_config: PreProjConfig,
+        adapter_name: str,
+        target: nn.Module,
+        target_name: str,
+        parent: nn.Module,
+        current_key: str,
+        **optional_kwargs: Any,
+    ) -> None:
+        layer = getattr(target, CHILD, None)
+        if layer is None:
+            hidden_size = hidden_size_of(target)
+            assert hidden_size is not None  # _prepare_model has checked it
+            layer = PreProjLayer(target, hidden_size, current_key)
+            target.add_module(CHILD, layer)
+        layer.update_layer(adapter_name, peft_config, _weight_of(target).device)
+
+    def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
+        """Keep the float32 start weights (exact), or follow the base's dtype without autocast."""
+        for module in self.model.modules():
+            base = _weight_of(module) if isinstance(getattr(module, CHILD, None), PreProjLayer) else None
+            if base is not None and (not autocast_adapter_dtype or base.dtype == torch.float64):
+                for linears in (module.preproj.up, module.preproj.down, module.preproj.skip):
+                    if adapter_name in linears:
+                        linears[adapter_name].to(base.dtype)
+
+    def _enable_adapter_layers(self, enabled: bool = True) -> None:
+        """Switch our layers only: another method beside us keeps its own state."""
+        for module in self.model.modules():
+            if isinstance(module, PreProjLayer | AuxiliaryTrainingWrapper):
+                module.enable_adapters(enabled)
+
+    @contextmanager
+    def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("adapter_names") is not None:
+            raise ValueError("preproj does not support adapter_names (mixed batches): use set_adapter instead.")
+        yield
+
+    def _check_merge_allowed(self) -> None:
+        raise NotImplementedError(CANNOT_MERGE)
+
+    def merge_adapter(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse, with what to do instead."""
+        raise NotImplementedError(CANNOT_MERGE)
+
+    def _unload_and_optionally_merge(self, merge: bool = True, **kwargs: Any) -> nn.Module:
+        """Take our layers and hooks off the model again, and leave other adapters in place."""
+        if merge:
+            raise NotImplementedError(CANNOT_MERGE)
+        for module in list(self.model.modules()):
+            layer = getattr(module, CHILD, None)
+            if isinstance(layer, PreProjLayer):
+                layer.remove()
+                delattr(module, CHILD)
+        return super()._unload_and_optionally_merge(merge=False, **kwargs)
+
+    def _name_one_of(self) -> str:
+        found = candidates(self.model)
+        if not found:
+            return "It has no module that looks like attention."
+        return f"Name the attention modules with target_modules; candidates: {'; '.join(found)}."
+
+
+def _weight_of(attention: nn.Module) -> torch.Tensor:
+    """Return a floating-point weight of the base attention, for its device and dtype."""
+    weights = [p for name, p in attention.named_parameters() if not name.startswith(PreProjModel.prefix)]
+    return next((w for w in weights if w.is_floating_point()), weights[0])
+
+
+def _listed(targets: Any) -> str:
+    return repr(targets) if isinstance(targets, str) else ", ".join(map(repr, sorted(targets)))

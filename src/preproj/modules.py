@@ -1,0 +1,173 @@
+"""The two equations of the method, in plain torch.
+
+    x̃   = x̂ + W_down · σ(W_up · x̂)            pre-projection, between the norm and Q/K/V
+    out = x + attn_out + W_skip · x̃            content skip, around attention
+
+``x`` is the residual stream, ``x̂ = norm(x)`` the output of the block's own norm, ``attn_out`` the output of the
+attention branch and σ is SiLU (Shinde 2026, arXiv 2604.10791). Neither equation knows positions: RoPE comes later,
+inside attention. So both commute with every permutation of the tokens, and neither adds to the K/V cache.
+
+Everything else in this package is a way to put these two functions in the right place.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": nn.functional.silu,
+    "gelu": nn.functional.gelu,
+    "relu": nn.functional.relu,
+}
+
+
+def pre_project(
+    hidden_states: Tensor, up: nn.Module, down: nn.Module, activation: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Pre-projection: ``x̃ = x̂ + W_down · σ(W_up · x̂)``.
+
+    Args:
+        hidden_states: x̂, the normed hidden states, ``(..., hidden)``.
+        up: ``W_up`` as a module, hidden to ``round(expansion · hidden)``.
+        down: ``W_down`` as a module, back to hidden.
+        activation: σ.
+
+    Returns:
+        x̃, same shape and dtype as ``hidden_states``; computed in the dtype of the weights.
+    """
+    x = hidden_states.to(weight_dtype(up))
+    return (x + down(activation(up(x)))).to(hidden_states.dtype)
+
+
+def add_content_skip(attn_out: Tensor, x_tilde: Tensor, skip: nn.Module) -> Tensor:
+    """Content skip: ``attn_out + W_skip · x̃``; the host block adds the residual ``x``.
+
+    Args:
+        attn_out: output of the attention branch, ``(..., hidden)``.
+        x_tilde: the pre-projected hidden states the attention branch saw, ``(..., hidden)``.
+        skip: ``W_skip`` as a module, hidden to hidden.
+
+    Returns:
+        The branch's new output, same shape and dtype as ``attn_out``.
+    """
+    return attn_out + skip(x_tilde.to(weight_dtype(skip))).to(attn_out.dtype)
+
+
+class PreProjection(nn.Module):
+    """Pre-projection as a module: identity at the start, because ``W_down`` is zero.
+
+    Args:
+        hidden_size: width of the hidden states.
+        expansion: the inner width is ``round(expansion · hidden_size)``; the paper uses 1.25.
+        activation: a key of ``ACTIVATIONS``.
+        seed: start of ``W_up``, see :func:`draw_initial_weight`.
+        name: distinguishes layers that share a seed.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        expansion: float = 1.25,
+        activation: str = "silu",
+        seed: int = 0,
+        name: str = "",
+    ):
+        super().__init__()
+        inner_size = round(expansion * hidden_size)
+        self.up = bias_free_linear(hidden_size, inner_size)
+        self.down = bias_free_linear(inner_size, hidden_size)
+        self.activation = ACTIVATIONS[activation]
+        with torch.no_grad():
+            self.up.weight.copy_(draw_initial_weight("up", tuple(self.up.weight.shape), seed, name))
+            self.down.weight.zero_()
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Return x̃ for x̂, both ``(..., hidden)``."""
+        return pre_project(hidden_states, self.up, self.down, self.activation)
+
+
+class ContentSkip(nn.Module):
+    """Content skip as a module.
+
+    Args:
+        hidden_size: width of the hidden states.
+        init_std: standard deviation of ``W_skip`` at the start; 0 makes the module an exact no-op.
+        seed: start of ``W_skip``, see :func:`draw_initial_weight`.
+        name: distinguishes layers that share a seed.
+    """
+
+    def __init__(self, hidden_size: int, init_std: float = 1e-4, seed: int = 0, name: str = ""):
+        super().__init__()
+        self.skip = bias_free_linear(hidden_size, hidden_size)
+        with torch.no_grad():
+            self.skip.weight.copy_(
+                draw_initial_weight("skip", (hidden_size, hidden_size), seed, name, init_std)
+            )
+
+    def forward(self, attn_out: Tensor, x_tilde: Tensor) -> Tensor:
+        """Return ``attn_out + W_skip · x̃``, all ``(..., hidden)``."""
+        return add_content_skip(attn_out, x_tilde, self.skip)
+
+
+def bias_free_linear(in_features: int, out_features: int, device: torch.device | None = None) -> nn.Linear:
+    """Return a float32 ``nn.Linear`` without bias whose weight is not drawn yet."""
+    return nn.utils.skip_init(
+        nn.Linear, in_features, out_features, bias=False, device=device or "cpu", dtype=torch.float32
+    )
+
+
+def draw_initial_weight(
+    what: str, shape: tuple[int, int], seed: int, name: str, skip_init_std: float = 1e-4
+) -> Tensor:
+    """Draw a weight's start, on the CPU in float32, from a generator keyed by seed, name and ``what``.
+
+    So the start can be rebuilt exactly at any later time, whatever device or dtype trained.
+
+    ============  =====================================  ======================================
+    ``what``      start                                  why
+    ============  =====================================  ======================================
+    ``"up"``      uniform within ±1/√in_features         the default of ``nn.Linear``
+    ``"down"``    zeros                                  x̃ = x̂ exactly
+    ``"skip"``    normal, standard deviation             the paper's N(0, 1e-4): see below
+                  ``skip_init_std``
+    ============  =====================================  ======================================
+
+    The paper's 1e-4 can only be a standard deviation. The Frobenius norm of a fresh d × d matrix is about
+    std · d: with 1e-4 as the standard deviation that is 0.077 at d = 768 and 0.102 at d = 1024, and training raises
+    it to the reported 0.13-0.30. With 1e-4 as the variance (standard deviation 0.01) it would start at 7.7, far
+    above every reported norm.
+
+    Args:
+        what: ``"up"``, ``"down"`` or ``"skip"``.
+        shape: ``(out_features, in_features)``.
+        seed: the adapter's ``init_seed``.
+        name: path of the attention module inside the model.
+        skip_init_std: standard deviation for ``"skip"``.
+
+    Raises:
+        ValueError: for another ``what``.
+    """
+    generator = torch.Generator().manual_seed(_key(seed, name, what))
+    weight = torch.zeros(shape, dtype=torch.float32)
+    if what == "up":
+        bound = 1 / math.sqrt(shape[1])
+        return weight.uniform_(-bound, bound, generator=generator)
+    if what == "skip":
+        return weight.normal_(0.0, skip_init_std, generator=generator)
+    if what == "down":
+        return weight
+    raise ValueError(f"unknown weight {what!r}: expected 'up', 'down' or 'skip'.")
+
+
+def weight_dtype(module: nn.Module) -> torch.dtype:
+    """Return the dtype a linear map computes in."""
+    return next(module.parameters()).dtype
+
+
+def _key(seed: int, name: str, what: str) -> int:
+    """Return a 63-bit generator seed; a hash, so that neighbouring seeds and layers are independent."""
+    digest = hashlib.sha256(f"{seed}/{name}/{what}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
