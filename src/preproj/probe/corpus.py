@@ -1,0 +1,238 @@
+"""The text of the experiment: what every CPython carries, or the user's own files."""
+
+import ast
+import hashlib
+import json
+import os
+import platform
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from preproj.probe.errors import RecipeError
+
+SPLITS = ("train", "validation", "test")
+MIN_CHARACTERS = 200
+MIN_TEST_DOCUMENTS = 40
+MIN_PARAGRAPH = 60
+SHINGLE_WORDS = 8
+
+# Not the library itself: its tests, installed packages, applications, and files that hold data or other programs.
+_SKIPPED = {"test", "tests", "site-packages", "dist-packages", "idlelib", "lib2to3", "tkinter", "turtledemo"}
+_SKIPPED |= {"pydoc_data", "ensurepip", "encodings", "__pycache__"}
+_SPLIT_RULE = (
+    "The SHA-256 of a document's id, modulo 100, decides: below 15 test, below 25 validation, otherwise train; "
+    f"a paragraph of {MIN_PARAGRAPH} characters or more is kept in one document only (test first, then validation, "
+    f"then train), and one that shares {SHINGLE_WORDS} consecutive words with an earlier split is dropped."
+)
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text; ``id`` is unique within its split."""
+
+    id: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents in three splits, and the sentences a report prints about them."""
+
+    source: str
+    description: str
+    split_rule: str
+    splits: dict[str, tuple[Document, ...]]
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash over every document's split, id and text, in order: train, validation, test."""
+        digest = hashlib.sha256()
+        for split in SPLITS:
+            for document in self.splits[split]:
+                # JSON marks where each part ends, so no two different corpora feed the same bytes.
+                digest.update(json.dumps([split, document.id, document.text]).encode() + b"\n")
+        return digest.hexdigest()
+
+
+# A heading ("" for none) and the paragraphs under it.
+_Section = tuple[str, list[str]]
+
+
+def python_docs() -> Corpus:
+    """Read the language reference and the standard library's docstrings of the running Python.
+
+    A document is one topic of the reference or one module. Within a split documents follow the hash of their id,
+    so the first few are a fair sample of all.
+
+    Raises:
+        RecipeError: if this Python carries too little of it.
+    """
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    documents = dict([*_topics(), *_modules(stdlib)])
+    hashes = {id: int(hashlib.sha256(id.encode()).hexdigest(), 16) for id in documents}
+    members: dict[str, list[str]] = {split: [] for split in SPLITS}
+    for id in sorted(documents, key=hashes.__getitem__):
+        share = hashes[id] % 100
+        members["test" if share < 15 else "validation" if share < 25 else "train"].append(id)
+
+    splits = {}
+    claimed: set[str] = set()
+    held_out: set[tuple[str, ...]] = set()
+    for split in reversed(SPLITS):
+        texts = [(id, _unclaimed(documents[id], claimed, held_out)) for id in members[split]]
+        splits[split] = tuple(Document(id, text) for id, text in texts if len(text) >= MIN_CHARACTERS)
+        held_out.update(*(shingles(text) for _, text in texts))
+    if len(splits["test"]) < MIN_TEST_DOCUMENTS:
+        raise RecipeError(
+            f"data.source: python-docs gives {len(splits['test'])} test documents on this Python and needs "
+            f"{MIN_TEST_DOCUMENTS}: {stdlib} lacks source files; use a full CPython or source: files."
+        )
+    description = (
+        f"The language reference and the standard library's docstrings of CPython {platform.python_version()}; "
+        "a document is one topic or one module."
+    )
+    return Corpus("python-docs", description, _SPLIT_RULE, splits)
+
+
+def shingles(text: str) -> set[tuple[str, ...]]:
+    """Return every run of eight consecutive words, lower-cased and without punctuation."""
+    words = re.findall(r"\w+", text.lower())
+    return set(zip(*(words[i:] for i in range(SHINGLE_WORDS)), strict=False))
+
+
+def _topics() -> Iterator[tuple[str, list[_Section]]]:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        return
+    for name, text in topics.items():
+        yield f"reference/{name}", [("", _paragraphs(text))]
+
+
+def _modules(stdlib: Path) -> Iterator[tuple[str, list[_Section]]]:
+    for path in _source_files(stdlib):
+        try:
+            with warnings.catch_warnings():
+                # Under -W error a warning would become a SyntaxError and the corpus would depend on the flag.
+                warnings.simplefilter("ignore")
+                tree = ast.parse(path.read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            continue
+        module = ".".join(path.relative_to(stdlib).with_suffix("").parts).removesuffix(".__init__")
+        yield f"library/{module}", [(name, _paragraphs(doc)) for name, doc in _docstrings(tree, module)]
+
+
+def _source_files(stdlib: Path) -> Iterator[Path]:
+    for folder, subfolders, names in os.walk(stdlib):
+        # In place: os.walk then never enters site-packages, which may hold a hundred thousand files.
+        subfolders[:] = [name for name in subfolders if name.isidentifier() and name not in _SKIPPED]
+        yield from (Path(folder, name) for name in names if re.fullmatch(r"[^\W\d]\w*\.py", name))
+
+
+def _docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        docstring = ast.get_docstring(node)
+        if docstring:
+            yield name, docstring
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _docstrings(child, f"{name}.{child.name}")
+        elif isinstance(child, ast.stmt | ast.ExceptHandler):
+            yield from _docstrings(child, name)
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [paragraph.rstrip() for paragraph in re.split(r"\n\s*\n", text.strip("\n")) if paragraph.strip()]
+
+
+def _unclaimed(sections: list[_Section], claimed: set[str], held_out: set[tuple[str, ...]]) -> str:
+    """Join the paragraphs that no earlier document has, and claim them."""
+    parts = []
+    for heading, paragraphs in sections:
+        kept = []
+        for paragraph in paragraphs:
+            key = " ".join(paragraph.split())
+            if key in claimed or not held_out.isdisjoint(shingles(key)):
+                continue
+            if len(key) >= MIN_PARAGRAPH:
+                claimed.add(key)
+            kept.append(paragraph)
+        if kept:
+            parts += [heading, *kept] if heading else kept
+    return "\n\n".join(parts)
+
+
+def files(train: Path, validation: Path, test: Path) -> Corpus:
+    """Read the user's own text, one path a split.
+
+    A path is a ``.jsonl`` file (a document a line: ``text`` and, if wanted, ``id``), a ``.txt`` file (one document)
+    or a folder of ``.txt`` files (a document each, by name). Documents without text are left out.
+
+    Raises:
+        RecipeError: naming the key, the file and what is allowed.
+    """
+    paths = {"train": train, "validation": validation, "test": test}
+    splits = {split: _read(f"data.{split}", path) for split, path in paths.items()}
+    counts = ", ".join(f"{len(documents)} {split}" for split, documents in splits.items())
+    return Corpus(
+        source=", ".join(path.name for path in paths.values()),
+        description=f"The user's own text: {counts} documents.",
+        split_rule="The user's own files, one for each split; nothing is moved, merged or removed.",
+        splits=splits,
+    )
+
+
+def _read(key: str, path: Path) -> tuple[Document, ...]:
+    if path.is_dir():
+        documents = [Document(file.name, _decode(key, file)) for file in sorted(path.glob("*.txt"))]
+    elif not path.exists():
+        raise RecipeError(f"{key}: {path} does not exist; give a .jsonl file, a .txt file or a folder of .txt files.")
+    elif path.suffix == ".txt":
+        documents = [Document(path.name, _decode(key, path))]
+    elif path.suffix == ".jsonl":
+        documents = _read_jsonl(key, path)
+    else:
+        raise RecipeError(f"{key}: {path} is neither a .jsonl file, a .txt file nor a folder of .txt files.")
+    documents = [document for document in documents if document.text.strip()]
+    if not documents:
+        what = "has no .txt file with text" if path.is_dir() else "has no text"
+        raise RecipeError(f"{key}: {path} {what}; at least one document is needed.")
+    return tuple(documents)
+
+
+def _decode(key: str, path: Path) -> str:
+    try:
+        return path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{key}: {path} is not UTF-8 text (byte {error.start}); save it as UTF-8.") from error
+    except OSError as error:
+        raise RecipeError(f"{key}: {path} cannot be read: {os.strerror(error.errno or 0)}.") from error
+
+
+def _read_jsonl(key: str, path: Path) -> list[Document]:
+    documents: dict[str, Document] = {}
+    # Not splitlines(): a JSON string may hold U+2028 and its like unescaped.
+    for number, line in enumerate(_decode(key, path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{key}: {path}, line {number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise RecipeError(f"{where} is not valid JSON; each line is an object with the field text.") from error
+        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+            raise RecipeError(f"{where} has no string in the field text; each line is an object with that field.")
+        id = row.get("id", f"{path.name}:{number}")
+        if not isinstance(id, str | int):
+            raise RecipeError(f"{where} has an id that is neither a string nor a whole number.")
+        if str(id) in documents:
+            raise RecipeError(f"{where} repeats the id {id}; an id names one document only.")
+        if re.search("[\ud800-\udfff]", f"{id}{row['text']}"):
+            raise RecipeError(f"{where} has half of a surrogate pair (\\ud800 to \\udfff), which is not text.")
+        documents[str(id)] = Document(str(id), row["text"])
+    return list(documents.values())
