@@ -96,7 +96,7 @@ def python_docs() -> Corpus:
         f"The language reference and the standard library's docstrings of CPython {platform.python_version()}; "
         "a document is one topic or one module."
     )
-    return Corpus("python-docs", description, _SPLIT_RULE, splits)
+    return Corpus("python-docs", description, _SPLIT_RULE, {split: splits[split] for split in SPLITS})
 
 
 def shingles(text: str) -> set[tuple[str, ...]]:
