@@ -103,9 +103,7 @@ class ContentSkip(nn.Module):
         super().__init__()
         self.skip = bias_free_linear(hidden_size, hidden_size)
         with torch.no_grad():
-            self.skip.weight.copy_(
-                draw_initial_weight("skip", (hidden_size, hidden_size), seed, name, init_std)
-            )
+            self.skip.weight.copy_(draw_initial_weight("skip", (hidden_size, hidden_size), seed, name, init_std))
 
     def forward(self, attn_out: Tensor, x_tilde: Tensor) -> Tensor:
         """Return ``attn_out + W_skip · x̃``, all ``(..., hidden)``."""
@@ -119,9 +117,7 @@ def bias_free_linear(in_features: int, out_features: int, device: torch.device |
     )
 
 
-def draw_initial_weight(
-    what: str, shape: tuple[int, int], seed: int, name: str, skip_init_std: float = 1e-4
-) -> Tensor:
+def draw_initial_weight(what: str, shape: tuple[int, int], seed: int, name: str, skip_init_std: float = 1e-4) -> Tensor:
     """Draw a weight's start, on the CPU in float32, from a generator keyed by seed, name and ``what``.
 
     So the start can be rebuilt exactly at any later time, whatever device or dtype trained.

@@ -28,7 +28,8 @@ class PreProjConfig(PeftConfig):
         metadata={"help": "Inner width of the pre-projection over the hidden size; the paper uses 1.25."},
     )
     activation: str = field(
-        default="silu", metadata={"help": f"Activation of the pre-projection: one of {', '.join(ACTIVATIONS)}."}
+        default="silu",
+        metadata={"help": f"Activation of the pre-projection: one of {', '.join(ACTIVATIONS)}."},
     )
     pre_projection: bool = field(default=True, metadata={"help": "Whether to add the pre-projection."})
     content_skip: bool = field(default=True, metadata={"help": "Whether to add the content skip."})
@@ -44,7 +45,8 @@ class PreProjConfig(PeftConfig):
         metadata={"help": "Seed of the start weights, which can be rebuilt from it exactly on any machine."},
     )
     modules_to_save: list[str] | None = field(
-        default=None, metadata={"help": "Further modules to train and save whole, such as a classification head."}
+        default=None,
+        metadata={"help": "Further modules to train and save whole, such as a classification head."},
     )
 
     def __post_init__(self) -> None:

@@ -101,9 +101,7 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
         x_tilde = args[0] if positional else kwargs["hidden_states"]
         for adapter in self.active_adapters:
             if adapter in self.up:
-                x_tilde = pre_project(
-                    x_tilde, self.up[adapter], self.down[adapter], self.activation[adapter]
-                )
+                x_tilde = pre_project(x_tilde, self.up[adapter], self.down[adapter], self.activation[adapter])
         self._x_tilde = x_tilde  # the tensor Q/K/V read too, so keeping it costs no memory
         if positional:
             return (x_tilde, *args[1:]), kwargs
@@ -119,6 +117,20 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
             if adapter in self.skip:
                 attn_out = add_content_skip(attn_out, x_tilde, self.skip[adapter])
         return (attn_out, *output[1:]) if isinstance(output, tuple) else attn_out
+
+
+def adapted_sites(model: nn.Module) -> list[tuple[str, nn.Module, PreProjLayer]]:
+    """List the adapted attention modules in the order of the model.
+
+    Returns:
+        ``(name in the base model, attention module, our layer)`` for each.
+    """
+    return [
+        (layer.name, attention, layer)
+        for attention in model.modules()
+        for layer in attention.children()
+        if isinstance(layer, PreProjLayer)
+    ]
 
 
 CANNOT_MERGE = (

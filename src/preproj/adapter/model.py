@@ -48,7 +48,8 @@ class PreProjModel(BaseTuner):
         ]
         if not targets:
             raise ValueError(
-                f"target_modules {_listed(peft_config.target_modules)} match nothing in this model. {self._name_one_of()}"
+                f"target_modules {_listed(peft_config.target_modules)} match nothing in this model. "
+                f"{self._name_one_of()}"
             )
         for name, module in targets:
             if hidden_size_of(module) is None:

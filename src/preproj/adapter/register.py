@@ -55,5 +55,8 @@ def register(config_cls: type, model_cls: type) -> None:
 
     if peft_type() not in PEFT_TYPE_TO_CONFIG_MAPPING:
         register_peft_method(
-            name=NAME.lower(), config_cls=config_cls, model_cls=model_cls, prefix=model_cls.prefix  # type: ignore[attr-defined]
+            name=NAME.lower(),
+            config_cls=config_cls,
+            model_cls=model_cls,
+            prefix=model_cls.prefix,  # type: ignore[attr-defined]
         )

@@ -49,7 +49,6 @@ def candidates(model: nn.Module) -> list[str]:
     found = {
         f"{_LAYER_INDEX.sub('*', name)} ({type(module).__name__})"
         for name, module in model.named_modules()
-        if re.search(r"attention|attn", type(module).__name__, re.IGNORECASE)
-        and hidden_size_of(module) is not None
+        if re.search(r"attention|attn", type(module).__name__, re.IGNORECASE) and hidden_size_of(module) is not None
     }
     return sorted(found)

@@ -1,0 +1,1 @@
+"""The frozen-probe experiment: methods × seeds on a frozen model, written to a run folder."""

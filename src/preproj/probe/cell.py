@@ -1,0 +1,220 @@
+"""One cell of the probe: one method with one seed, in a process of its own.
+
+The runner starts it as ``python -m preproj.probe.cell RUN METHOD SEED``. It reads the run folder's recipe and data,
+writes the cell's folder, and prints its progress, one number of :func:`work_units` a line.
+"""
+
+import math
+import os
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from preproj.analysis.measures import measure_layers
+from preproj.probe.base import load_model, load_tokenizer, resolve_base
+from preproj.probe.environment import peak_memory_bytes
+from preproj.probe.evaluation import score_document, score_last_word
+from preproj.probe.files import read_json, write_json, write_jsonl
+from preproj.probe.methods import Attached, attach
+from preproj.probe.prepared import Prepared
+from preproj.probe.recipe import Recipe, parse_recipe
+from preproj.probe.training import NonFiniteLossError, train
+
+TRAINING_WORK = 4  # a training token takes about as long as four tokens of a plain forward pass
+PASSAGE_WORK = 64  # tokens of a usual passage
+LAYER_DOCUMENTS = 8  # held-out documents for the layer measures
+
+
+def cell_folder(run: Path, method: str, seed: int) -> Path:
+    """Return the folder of a cell."""
+    return run / "cells" / method / f"seed{seed}"
+
+
+def work_units(recipe: Recipe, method: str) -> int:
+    """Return the work in a cell, in tokens of one forward pass, for the progress bar."""
+    training = 0 if method == "none" else TRAINING_WORK * recipe.training.tokens
+    evaluation = recipe.evaluation
+    return training + evaluation.documents * evaluation.document_tokens + evaluation.passages * PASSAGE_WORK
+
+
+def run_cell(run: Path, method: str, seed: int) -> None:
+    """Train and evaluate one cell, continuing where an interrupted process left it.
+
+    Args:
+        run: the run folder, prepared by the runner.
+        method: one of :data:`preproj.probe.recipe.METHODS`.
+        seed: of the new weights and of the order of the text.
+    """
+    recipe = parse_recipe((run / "recipe.yaml").read_text("utf-8"), str(run / "recipe.yaml"))
+    folder = cell_folder(run, method, seed)
+    prepared = Prepared.read(run)
+    base = resolve_base(recipe.model.name)
+    model = load_model(base, recipe.model.dtype)
+    if torch.cuda.is_available():
+        model.to("cuda")
+    progress = _Progress()
+    try:
+        attached, trained = _train(recipe, prepared, model, folder, method, seed, progress)
+    except NonFiniteLossError as error:
+        write_json(folder / "failed.json", {"method": method, "seed": seed, "step": error.step, "reason": str(error)})
+        return
+    result = _evaluate(attached.model.eval(), load_tokenizer(base), recipe, prepared, folder, progress)
+    layers = []
+    if method in {"pre", "skip", "pre+skip"}:
+        layers = measure_layers(attached.model, [ids for _, ids in prepared.documents[:LAYER_DOCUMENTS]])
+    seconds = {**trained.pop("seconds"), **result.pop("seconds")}
+    write_json(
+        folder / "metrics.json",
+        {
+            "method": method,
+            "seed": seed,
+            "trainable_parameters": attached.trainable_parameters,
+            "total_parameters": attached.total_parameters,
+            "share_of_total": attached.trainable_parameters / attached.total_parameters,
+            "adapter": attached.adapter,
+            "notes": attached.notes,
+            **trained,
+            "dtype": recipe.model.dtype,
+            "device": model.device.type,
+            "seconds": {**seconds, "total": sum(seconds.values())},
+            "peak_memory_bytes": peak_memory_bytes(),
+            **result,
+            "layers": layers,
+        },
+    )
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
+class _Progress:
+    """Prints the work done so far."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def set(self, done: int) -> None:
+        self.done = done
+        print(done, flush=True)
+
+    def add(self, done: int) -> None:
+        self.set(self.done + done)
+
+
+def _train(
+    recipe: Recipe,
+    prepared: Prepared,
+    base: PreTrainedModel,
+    folder: Path,
+    method: str,
+    seed: int,
+    progress: _Progress,
+) -> tuple[Attached, dict[str, Any]]:
+    """Train the method, or load it where an earlier process has finished that.
+
+    Returns:
+        The model with the method, and what metrics.json says about its training.
+    """
+    attached = attach(base, method, seed)
+    if method == "none":
+        record = dict.fromkeys(("learning_rate", "token_order_sha256", "tokens_per_second"))
+        return attached, {**record, "tokens": 0, "steps": 0, "seconds": {"train": 0.0}}
+    settings = recipe.training
+    learning_rate = settings.learning_rate[method]  # type: ignore[index]
+    trained_record = folder / "trained.json"
+    if trained_record.exists():
+        attached.model.load_adapter(str(folder / "adapter"), "default")
+    else:
+        tokens_per_step = settings.block_size * settings.batch_size
+        trained = train(
+            attached.model,
+            prepared.blocks,
+            settings,
+            learning_rate,
+            seed,
+            folder,
+            lambda step: progress.set(TRAINING_WORK * tokens_per_step * step),
+        )
+        attached.model.save_pretrained(str(folder / "adapter"))
+        write_json(
+            trained_record,
+            {
+                "learning_rate": learning_rate,
+                "tokens": settings.tokens,
+                "steps": settings.steps,
+                "token_order_sha256": trained.token_order_sha256,
+                "tokens_per_second": settings.tokens / trained.seconds,
+                "seconds": {"train": trained.seconds},
+            },
+        )
+    progress.set(TRAINING_WORK * settings.tokens)
+    record = read_json(trained_record)
+    del record["format_version"]
+    return attached, record
+
+
+def _evaluate(
+    model: nn.Module, tokenizer: Any, recipe: Recipe, prepared: Prepared, folder: Path, progress: _Progress
+) -> dict[str, Any]:
+    """Score every document and passage, write the items, and return what metrics.json says about them."""
+    evaluation = recipe.evaluation
+    started = time.perf_counter()
+    documents = []
+    for name, ids in prepared.documents:
+        documents.append({"id": name, **score_document(model, ids, evaluation.context, evaluation.stride)})
+        progress.add(evaluation.document_tokens)
+    passages = []
+    for passage in prepared.passages:
+        score = score_last_word(model, tokenizer, passage.context, passage.target)
+        passages.append({"id": passage.id, "document": passage.document, "target": passage.target, **score})
+        progress.add(PASSAGE_WORK)
+    seconds = time.perf_counter() - started
+    write_jsonl(folder / "documents.jsonl", documents)
+    write_jsonl(folder / "passages.jsonl", passages)
+    loss = sum(row["negative_log_likelihood"] for row in documents)
+    tokens = sum(row["tokens"] for row in documents)
+    correct = sum(row["correct"] for row in passages)
+    last_word = (
+        {"accuracy": correct / len(passages), "correct": correct, "passages": len(passages)} if passages else None
+    )
+    return {
+        "perplexity": {
+            "value": math.exp(loss / tokens),
+            "negative_log_likelihood": loss,
+            "tokens": tokens,
+            "documents": len(documents),
+        },
+        "last_word": last_word,
+        "seconds": {"evaluate": seconds},
+    }
+
+
+def _exit_with_parent() -> None:
+    """End this process when the runner is gone: its end of our standard input is closed then, even by kill -9."""
+
+    def wait() -> None:
+        os.read(0, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main(run: str, method: str, seed: str) -> None:
+    """Run the cell named on the command line."""
+    _exit_with_parent()
+    transformers_logging.disable_progress_bar()
+    folder = cell_folder(Path(run), method, int(seed))
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock", timeout=60):  # an orphan of a killed runner may need a moment to end
+        run_cell(Path(run), method, int(seed))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,43 @@
+"""Small helpers for the files of a run folder: written whole or not at all."""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+FORMAT_VERSION = 1
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` under a temporary name and rename it, so that a reader sees all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file with the format version first."""
+    write_text(path, json.dumps({"format_version": FORMAT_VERSION, **content}, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write one JSON object per line."""
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file."""
+    return json.loads(path.read_text("utf-8"))
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Read one JSON object per line."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]

@@ -1,0 +1,192 @@
+"""The recipe: everything that defines a run, read from YAML and checked before anything is written."""
+
+import os
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from preproj.probe.errors import RecipeError
+
+Method = Literal["none", "pre", "skip", "pre+skip", "lora", "lora-qkv"]
+METHODS: tuple[str, ...] = get_args(Method)
+
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A part of the recipe; unknown keys and wrong types are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Model(Section):
+    """The frozen base model."""
+
+    name: str
+    """``smollm2-135m-instruct`` (packaged), a local folder, or a Hub name."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+
+class Data(Section):
+    """The text: ``source: python-docs`` (every CPython carries it), or three files or folders."""
+
+    source: Literal["python-docs", "files"] = "python-docs"
+    train: str | None = None
+    validation: str | None = None
+    test: str | None = None
+
+    @model_validator(mode="after")
+    def _files_go_together(self) -> "Data":
+        given = [key for key in ("train", "validation", "test") if getattr(self, key) is not None]
+        if self.source == "files" and len(given) < 3:
+            raise ValueError("source files needs train, validation and test, each a .txt or .jsonl file or a folder")
+        if self.source != "files" and given:
+            raise ValueError(f"{given[0]} goes with source: files only")
+        return self
+
+
+class Training(Section):
+    """Frozen-probe training: the same tokens in the same order for every method of a seed."""
+
+    tokens: PositiveInt
+    """Budget in tokens, a multiple of ``block_size · batch_size``."""
+    block_size: PositiveInt = 256
+    """Tokens per packed block."""
+    batch_size: PositiveInt = 4
+    """Blocks per optimiser step."""
+    learning_rate: dict[Method, PositiveFloat]
+    """Peak learning rate, per method."""
+    warmup_ratio: Fraction = 0.1
+    """Share of the steps in linear warm-up; cosine decay to zero follows."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    max_grad_norm: PositiveFloat = 1.0
+    save_steps: PositiveInt = 10
+    """Optimiser steps between checkpoints."""
+
+    @model_validator(mode="after")
+    def _whole_steps(self) -> "Training":
+        step = self.block_size * self.batch_size
+        if self.tokens % step:
+            raise ValueError(f"tokens is {self.tokens}: expected a multiple of block_size · batch_size = {step}")
+        return self
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps in the budget."""
+        return self.tokens // (self.block_size * self.batch_size)
+
+
+class Evaluation(Section):
+    """What is measured on held-out text."""
+
+    split: Literal["test", "validation"] = "test"
+    context: PositiveInt = 256
+    """Tokens per perplexity window."""
+    stride: PositiveInt = 128
+    """Tokens the window moves; a token is scored once, with at least ``context - stride`` tokens before it."""
+    document_tokens: PositiveInt = 256
+    """Tokens scored at the start of each document."""
+    documents: PositiveInt = 48
+    """Documents scored, the first of the split."""
+    passages: Annotated[int, Field(ge=0)] = 100
+    """Passages in the last-word task; 0 leaves it out."""
+
+    @model_validator(mode="after")
+    def _stride_within_context(self) -> "Evaluation":
+        if self.stride > self.context:
+            raise ValueError(f"stride is {self.stride}: expected at most context = {self.context}")
+        return self
+
+
+class Recipe(Section):
+    """A whole run: cells = methods × seeds."""
+
+    format_version: Literal[1] = 1
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    model: Model
+    data: Data = Data()
+    methods: Annotated[list[Method], Field(min_length=1)]
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
+    training: Training
+    evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="after")
+    def _complete(self) -> "Recipe":
+        for key in ("methods", "seeds"):
+            if len(set(getattr(self, key))) < len(getattr(self, key)):
+                raise ValueError(f"{key} names an entry twice")
+        missing = [m for m in self.methods if m != "none" and m not in self.training.learning_rate]
+        if missing:
+            raise ValueError(f"training.learning_rate has no value for {', '.join(missing)}")
+        return self
+
+    def to_yaml(self) -> str:
+        """Return the recipe with every default filled in."""
+        return yaml.safe_dump(self.model_dump(exclude_none=True), sort_keys=False)
+
+
+def load_recipe(path: Path | None) -> Recipe:
+    """Read and check a recipe.
+
+    Args:
+        path: a YAML file; None means the embedded demo.
+
+    Raises:
+        RecipeError: one sentence naming the key and what is allowed.
+    """
+    if path is None:
+        text, where = resources.files("preproj.probe").joinpath("demo.yaml").read_text("utf-8"), "demo.yaml"
+    else:
+        try:
+            text, where = path.read_text("utf-8"), str(path)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "not UTF-8 text"
+            raise RecipeError(f"recipe {path} cannot be read: {reason}.") from error
+    return parse_recipe(text, where)
+
+
+def parse_recipe(text: str, where: str) -> Recipe:
+    """Check the text of a recipe; see :func:`load_recipe`."""
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" (line {mark.line + 1})" if mark else ""
+        raise RecipeError(f"recipe {where} is not valid YAML{line}.") from error
+    if not isinstance(content, dict):
+        raise RecipeError(f"recipe {where} is empty or not a mapping: expected keys {_keys(Recipe)}.")
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise RecipeError(f"recipe {where}: {_sentence(error.errors()[0])}") from error
+
+
+def _sentence(error: Any) -> str:
+    """Turn pydantic's first finding into one sentence with the key and what is allowed."""
+    path = [part for part in error["loc"] if part != "[key]"]
+    key = ".".join(str(part) for part in path)
+    given = error["input"]
+    match error["type"]:
+        case "extra_forbidden":
+            section: Any = Recipe
+            for part in path[:-1]:
+                section = section.model_fields[part].annotation
+            return f"unknown key {key}; allowed here: {_keys(section)}."
+        case "missing":
+            return f"{key} is missing."
+        case "literal_error":
+            return f"{key} is {given!r}; allowed: {error['ctx']['expected']}."
+        case "value_error":
+            return f"{key + ': ' if key else ''}{error['ctx']['error']}."
+        case _:
+            message = error["msg"].replace("Input should", "it should").replace("String should", "it should")
+            return f"{key} is {given!r}; {message[0].lower()}{message[1:]}."
+
+
+def _keys(section: type[BaseModel]) -> str:
+    return ", ".join(section.model_fields)

@@ -1,0 +1,183 @@
+"""A run of the probe: check everything, prepare the text, run the cells one by one, sum up."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from filelock import FileLock, Timeout
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from preproj.probe.base import Base, context_length, load_config, load_tokenizer, resolve_base
+from preproj.probe.cell import cell_folder, work_units
+from preproj.probe.corpus import Corpus, files, python_docs
+from preproj.probe.environment import describe_environment
+from preproj.probe.errors import RecipeError
+from preproj.probe.files import write_json, write_text
+from preproj.probe.methods import reference_budget
+from preproj.probe.prepared import SPLITS, Prepared, describe_corpus, prepare
+from preproj.probe.recipe import Recipe
+from preproj.probe.summary import cells_of, write_summary
+
+
+def run_probe(recipe: Recipe, run: Path, console: Console) -> bool:
+    """Run every unfinished cell of a recipe and write summary.json.
+
+    Args:
+        recipe: the checked recipe.
+        run: the run folder: new, or left by an earlier call with the same recipe.
+        console: for progress.
+
+    Returns:
+        Whether every cell is finished.
+
+    Raises:
+        RecipeError: where the recipe, its model or its text is wrong (before anything is written), or the run folder
+            holds something else or is in use.
+    """
+    _check_folder(run, recipe)
+    base = resolve_base(recipe.model.name)
+    config = load_config(base)
+    described = _describe_base(recipe, base, config)
+    fresh = None if (run / "corpus.json").exists() else _load_text(recipe, base, config, console)
+    run.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(run / ".lock", timeout=0):
+            write_text(run / "recipe.yaml", recipe.to_yaml())
+            if fresh:
+                _write_text(run, *fresh)
+            _run_cells(recipe, run, base, console, lambda: write_summary(run, recipe, described))
+            rows = write_summary(run, recipe, described)
+    except Timeout as error:
+        raise RecipeError(f"run folder {run} is in use by another preproj; wait for it or choose another.") from error
+    return all(row["status"] == "finished" for row in rows)
+
+
+def _check_folder(run: Path, recipe: Recipe) -> None:
+    """Refuse a folder that is not a run, or a run of another recipe."""
+    if run.exists() and not run.is_dir():
+        raise RecipeError(f"run folder {run} is a file; choose another with --out.")
+    known = run / "recipe.yaml"
+    if not known.exists():
+        if run.exists() and any(not entry.name.startswith(".") for entry in run.iterdir()):
+            raise RecipeError(f"run folder {run} is not empty and not a run; choose another with --out.")
+        return
+    try:
+        then = yaml.safe_load(known.read_text("utf-8"))
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{known} is damaged; choose another folder with --out.") from error
+    changed = _first_difference(then, yaml.safe_load(recipe.to_yaml()))
+    if changed:
+        raise RecipeError(f"run folder {run} holds a run of another recipe: {changed}; choose another with --out.")
+
+
+def _first_difference(then: Any, now: Any, key: str = "") -> str | None:
+    """Name the first key at which two recipes differ."""
+    if not (isinstance(then, dict) and isinstance(now, dict)):
+        return None if then == now else f"{key} was {then!r} and is {now!r}"
+    for name in [*then, *(name for name in now if name not in then)]:
+        difference = _first_difference(then.get(name), now.get(name), f"{key}.{name}" if key else name)
+        if difference:
+            return difference
+    return None
+
+
+def _describe_base(recipe: Recipe, base: Base, config: PretrainedConfig) -> dict[str, Any]:
+    """Return summary.json's ``base``, and check that the methods fit this architecture."""
+    try:
+        with torch.device("meta"):
+            shell = AutoModelForCausalLM.from_config(config)
+        parameters = sum(p.numel() for p in shell.parameters())
+        if recipe.methods != ["none"]:
+            reference_budget(shell)
+    except ValueError as error:
+        raise RecipeError(f"model.name: {base.name}: {error}") from error
+    return {"name": base.name, "dtype": recipe.model.dtype, "parameters": parameters, "note": base.note}
+
+
+def _load_text(recipe: Recipe, base: Base, config: PretrainedConfig, console: Console) -> tuple[Corpus, Prepared]:
+    """Read and tokenise the text."""
+    data = recipe.data
+    with console.status("reading the text"):
+        if data.source == "files":
+            corpus = files(*(Path(getattr(data, split)) for split in SPLITS))
+        else:
+            corpus = python_docs()
+        length = context_length(config) or sys.maxsize
+        return corpus, prepare(recipe, corpus, load_tokenizer(base), length, config.get_text_config().vocab_size)
+
+
+def _write_text(run: Path, corpus: Corpus, prepared: Prepared) -> None:
+    """Write what every cell reads; corpus.json last, as the sign that all of it is there."""
+    prepared.write(run)
+    write_json(run / "environment.json", describe_environment())
+    write_json(run / "corpus.json", describe_corpus(corpus, prepared))
+
+
+def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console, after_each: Callable[[], Any]) -> None:
+    cells = cells_of(recipe)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, speed_estimate_period=120) as progress:
+        task = progress.add_task("", total=sum(work_units(recipe, method) for method, _ in cells))
+        done = 0
+        for number, (method, seed) in enumerate(cells, 1):
+            folder = cell_folder(run, method, seed)
+            before = done
+            done += work_units(recipe, method)
+            name = f"{method} seed {seed}"
+            if not any((folder / end).exists() for end in ("metrics.json", "failed.json")):
+                progress.update(task, description=f"{name} ({number}/{len(cells)})")
+                folder.mkdir(parents=True, exist_ok=True)
+                code = _run_cell(
+                    run,
+                    folder,
+                    method,
+                    seed,
+                    base,
+                    lambda units, start=before: progress.update(task, completed=start + units),
+                )
+                after_each()
+                if code:
+                    progress.console.print(
+                        f"{name} stopped with exit code {code}, see {folder / 'log.txt'}; the same command tries again."
+                    )
+            progress.update(task, completed=done)
+        progress.update(task, description="done")
+
+
+def _run_cell(run: Path, folder: Path, method: str, seed: int, base: Base, on_progress: Callable[[int], Any]) -> int:
+    """Run one cell in its own process, so that its peak memory is its own; return the exit code."""
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+    if base.path is not None:
+        environment["HF_HUB_OFFLINE"] = "1"
+    with (folder / "log.txt").open("a", encoding="utf-8") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "preproj.probe.cell", str(run), method, str(seed)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment,
+        )
+        try:
+            assert child.stdout is not None
+            for line in child.stdout:
+                if line.strip().isdigit():
+                    on_progress(int(line))
+            return child.wait()
+        finally:
+            child.kill()
+            child.wait()

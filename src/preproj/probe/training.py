@@ -1,0 +1,205 @@
+"""Frozen-probe training: the Trainer over packed blocks, in an order fixed by the seed."""
+
+import hashlib
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import nn
+from torch.utils.data import SequentialSampler
+from transformers import (
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    default_data_collator,
+)
+from transformers.trainer_callback import ExportableState
+
+from preproj.probe.files import read_jsonl, write_jsonl
+from preproj.probe.recipe import Training
+
+
+class NonFiniteLossError(RuntimeError):
+    """The loss became infinite or not a number at ``step`` (counted from 1)."""
+
+    def __init__(self, step: int):
+        super().__init__(f"the training loss was not finite at step {step}; try a lower learning rate.")
+        self.step = step
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training took: wall-clock ``seconds`` over all resumes, and a hash of the tokens in order."""
+
+    seconds: float
+    token_order_sha256: str
+
+
+def pack(documents: list[list[int]], separator: int, block_size: int) -> np.ndarray:
+    """Join tokenised documents with ``separator`` after each, and cut into blocks without padding.
+
+    Args:
+        documents: token ids of each document.
+        separator: token id that ends a document.
+        block_size: tokens per block; a last, shorter piece is dropped.
+
+    Returns:
+        ``(blocks, block_size)`` int64.
+    """
+    stream = np.concatenate([np.array([*tokens, separator], dtype=np.int64) for tokens in documents])
+    blocks = len(stream) // block_size
+    return stream[: blocks * block_size].reshape(blocks, block_size)
+
+
+def block_order(blocks: int, needed: int, seed: int) -> np.ndarray:
+    """Return the indices of the blocks to train on: whole shuffled passes, one after the other, cut at ``needed``."""
+    passes = [np.random.default_rng([seed, i]).permutation(blocks) for i in range(math.ceil(needed / blocks))]
+    return np.concatenate(passes)[:needed]
+
+
+def train(
+    model: nn.Module,
+    blocks: np.ndarray,
+    settings: Training,
+    learning_rate: float,
+    seed: int,
+    folder: Path,
+    on_step: Callable[[int], None],
+) -> Trained:
+    """Train the new weights of ``model`` and keep checkpoints in ``folder/checkpoints``.
+
+    Continues from the newest whole checkpoint, if there is one.
+
+    Args:
+        model: the PEFT model; its base is frozen.
+        blocks: packed training text, ``(blocks, block_size)``.
+        settings: the recipe's training section.
+        learning_rate: peak of the schedule.
+        seed: order of the blocks.
+        folder: the cell's folder.
+        on_step: called with the number of optimiser steps done.
+
+    Raises:
+        NonFiniteLossError: if the loss is not finite.
+    """
+    tokens = blocks[block_order(len(blocks), settings.steps * settings.batch_size, seed)]
+    checkpoints = folder / "checkpoints"
+    resume = _newest_whole_checkpoint(checkpoints)
+    log = _Log(folder / "training.jsonl", settings, on_step)
+    arguments = TrainingArguments(
+        output_dir=str(checkpoints),
+        per_device_train_batch_size=settings.batch_size,
+        max_steps=settings.steps,
+        learning_rate=learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=round(settings.warmup_ratio * settings.steps),
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+        optim="adamw_torch",
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_steps=settings.save_steps,
+        save_total_limit=2,
+        seed=seed,
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+    )
+    trainer = _FrozenProbeTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=Dataset.from_dict({"input_ids": tokens, "labels": tokens}),
+        data_collator=default_data_collator,
+        callbacks=[log],
+    )
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    return Trained(log.seconds, hashlib.sha256(tokens.tobytes()).hexdigest())
+
+
+class _FrozenProbeTrainer(Trainer):
+    """The Trainer, over the data in the given order, stopping at a loss that is not finite."""
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> SequentialSampler:
+        return SequentialSampler(self.train_dataset)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        if not torch.isfinite(loss):
+            raise NonFiniteLossError(self.state.global_step + 1)
+        return loss
+
+
+class _Log(TrainerCallback, ExportableState):
+    """Writes training.jsonl and sums the seconds; its state travels in the Trainer's checkpoints."""
+
+    def __init__(self, path: Path, settings: Training, on_step: Callable[[int], None], seconds: float = 0.0):
+        self.path = path
+        self.tokens_per_step = settings.block_size * settings.batch_size
+        self.on_step = on_step
+        self.rows: list[dict[str, Any]] = []
+        self.seconds = seconds
+        self.last = time.perf_counter()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Take up the log where the checkpoint left it."""
+        if state.global_step:
+            self.rows = [row for row in read_jsonl(self.path) if row["step"] <= state.global_step]
+            self.seconds = state.stateful_callbacks[type(self).__name__]["attributes"]["seconds"]
+        self.last = time.perf_counter()
+        self.on_step(state.global_step)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Keep one row per optimiser step."""
+        if logs is None or "loss" not in logs:
+            return
+        now = time.perf_counter()
+        self.seconds, self.last = self.seconds + now - self.last, now
+        self.rows.append(
+            {
+                "step": state.global_step,
+                "tokens": state.global_step * self.tokens_per_step,
+                "loss": logs["loss"],
+                "learning_rate": logs["learning_rate"],
+                "grad_norm": float(logs["grad_norm"]),
+            }
+        )
+        write_jsonl(self.path, self.rows)
+        self.on_step(state.global_step)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must carry."""
+        return {"args": {}, "attributes": {"seconds": self.seconds}}
+
+
+def _newest_whole_checkpoint(folder: Path) -> Path | None:
+    """Find the newest checkpoint the Trainer finished writing, and remove those it did not.
+
+    The Trainer writes trainer_state.json last, so a checkpoint is whole where that file is valid JSON.
+    """
+    whole = []
+    for checkpoint in folder.glob("checkpoint-*"):
+        try:
+            step = json.loads((checkpoint / "trainer_state.json").read_text("utf-8"))["global_step"]
+            whole.append((step, checkpoint))
+        except (OSError, ValueError, KeyError):
+            shutil.rmtree(checkpoint)
+    return max(whole)[1] if whole else None
