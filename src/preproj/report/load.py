@@ -1,0 +1,156 @@
+"""Reads a run folder (`docs/run-folder.md`) into the records of the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, cast
+
+import yaml
+
+from preproj.report.fields import AGAIN, Fields, ReportError, read_json, read_lines, read_text
+from preproj.report.records import (
+    Base,
+    Comparison,
+    Corpus,
+    Environment,
+    Hardware,
+    Interval,
+    Layer,
+    Protocol,
+    Result,
+    Row,
+    Run,
+    Split,
+    Step,
+)
+
+
+def load(run_dir: Path) -> Run:
+    """Reads everything the report needs from a run folder.
+
+    Args:
+        run_dir: The folder that `preproj probe` wrote.
+
+    Returns:
+        The run; failed and missing cells are rows without a result.
+
+    Raises:
+        ReportError: If a file is missing, wrong, or of a newer format.
+    """
+    if not run_dir.is_dir():
+        raise ReportError(f"{run_dir} is not a folder; give the folder that `preproj probe` wrote.")
+    summary = read_json(run_dir / "summary.json")
+    base, protocol = summary.child("base"), summary.child("protocol")
+    return Run(
+        name=summary.text("name"),
+        base=Base(base.text("name"), base.text("dtype"), base.whole("parameters"), base.optional_text("note")),
+        protocol=Protocol(*(protocol.text(key) for key in ("perplexity", "last_word", "training", "intervals"))),
+        baseline=summary.optional_text("baseline"),
+        reference=summary.optional_text("reference"),
+        rows=tuple(_row(row, run_dir) for row in summary.children("rows")),
+        environment=_environment(read_json(run_dir / "environment.json")),
+        corpus=_corpus(read_json(run_dir / "corpus.json")),
+        recipe=_recipe(run_dir / "recipe.yaml"),
+    )
+
+
+def _recipe(path: Path) -> str:
+    text = read_text(path)
+    try:
+        recipe = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ReportError(f"{path} is not YAML; {AGAIN}.") from error
+    if not isinstance(recipe, dict):
+        raise ReportError(f"{path} holds no recipe; {AGAIN}.")
+    return text
+
+
+def _environment(fields: Fields) -> Environment:
+    hardware, packages = fields.child("hardware"), fields.child("packages")
+    return Environment(
+        started=fields.text("started"),
+        packages={name: packages.text(name) for name in packages.data},
+        git_commit=fields.optional_text("git_commit"),
+        hardware=Hardware(
+            device=hardware.text("device"),
+            device_name=hardware.text("device_name"),
+            cpu=hardware.text("cpu"),
+            cores=hardware.whole("cores"),
+            memory_bytes=hardware.whole("memory_bytes"),
+            platform=hardware.text("platform"),
+        ),
+        threads=fields.whole("threads"),
+    )
+
+
+def _corpus(fields: Fields) -> Corpus:
+    splits = fields.child("splits")
+    sizes = {name: splits.child(name) for name in splits.data}
+    return Corpus(
+        source=fields.text("source"),
+        description=fields.text("description"),
+        sha256=fields.text("sha256"),
+        split_rule=fields.text("split_rule"),
+        splits={
+            name: Split(size.whole("documents"), size.whole("characters"), size.whole("tokens"))
+            for name, size in sizes.items()
+        },
+    )
+
+
+def _row(fields: Fields, run_dir: Path) -> Row:
+    method, seed, status = fields.text("method"), fields.whole("seed"), fields.text("status")
+    if status not in ("finished", "failed", "missing"):
+        raise ReportError(f"{fields.where}: 'status' is {status!r}, which is no known status; {AGAIN}.")
+    # The method names a folder, so it must not lead out of the run.
+    if Path(method).name != method:
+        raise ReportError(f"{fields.where}: 'method' is {method!r}, which cannot name a folder; rename it.")
+    return Row(
+        method=method,
+        seed=seed,
+        status=cast(Literal["finished", "failed", "missing"], status),
+        reason=fields.optional_text("reason"),
+        notes=fields.texts("notes"),
+        result=_result(fields, run_dir / "cells" / method / f"seed{seed}") if status == "finished" else None,
+    )
+
+
+def _result(fields: Fields, cell: Path) -> Result:
+    metrics = read_json(cell / "metrics.json")
+    versus = fields.child("versus")
+    # The untouched model takes no steps and so writes no training log.
+    training = read_lines(cell / "training.jsonl") if metrics.whole("steps") else ()
+    return Result(
+        trainable_parameters=fields.whole("trainable_parameters"),
+        share_of_total=fields.number("share_of_total"),
+        tokens_per_second=fields.optional_number("tokens_per_second"),
+        peak_memory_bytes=fields.whole("peak_memory_bytes"),
+        seconds=fields.number("seconds"),
+        perplexity=fields.number("perplexity"),
+        last_word_accuracy=fields.number("last_word_accuracy"),
+        versus={
+            other: Comparison(
+                _interval(versus.child(other).child("perplexity")),
+                _interval(versus.child(other).child("last_word_accuracy")),
+            )
+            for other in versus.data
+        },
+        token_order=metrics.optional_text("token_order_sha256"),
+        layers=tuple(_layer(layer) for layer in metrics.children("layers")),
+        training=tuple(Step(step.whole("tokens"), step.number("loss")) for step in training),
+    )
+
+
+def _interval(fields: Fields) -> Interval:
+    return Interval(fields.number("difference"), fields.number("low"), fields.number("high"))
+
+
+def _layer(fields: Fields) -> Layer:
+    return Layer(
+        layer=fields.whole("layer"),
+        site=fields.text("site"),
+        skip_norm=fields.optional_number("skip_norm"),
+        initial_skip_norm=fields.optional_number("initial_skip_norm"),
+        skip_to_attention=fields.optional_number("skip_to_attention"),
+        pre_to_input=fields.optional_number("pre_to_input"),
+    )

@@ -1,0 +1,184 @@
+"""A synthetic run folder, exactly to `docs/run-folder.md`, with numbers that no two cells share."""
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+METHODS = ("none", "pre", "skip", "pre+skip", "lora", "lora-qkv")
+PERPLEXITY = {"none": 34.12, "pre": 33.4, "skip": 32.6, "pre+skip": 31.83, "lora": 31.9, "lora-qkv": 32.25}
+ACCURACY = {"none": 0.352, "pre": 0.353, "skip": 0.371, "pre+skip": 0.389, "lora": 0.362, "lora-qkv": 0.3641}
+PARAMETERS = {
+    "none": 0,
+    "pre": 17_700_864,
+    "skip": 7_077_888,
+    "pre+skip": 24_778_752,
+    "lora": 1_179_648,
+    "lora-qkv": 884_736,
+}
+BASE = 162_322_944
+NOTE = "The weights were rounded to 8 bits on their way here, so the untouched model is a little worse than published."
+SIZE_NOTE = "This method has 21 times the trainable parameters of lora."
+HALF_WIDTH = {"perplexity": 0.21, "last_word_accuracy": 0.013}
+
+
+def write_run(
+    folder: Path,
+    methods: Sequence[str] = METHODS,
+    seeds: Sequence[int] = (0,),
+    failed: Sequence[str] = (),
+    missing: Sequence[str] = (),
+    note: str | None = NOTE,
+    reason: str = "The loss became NaN at step 12.",
+    baseline: str | None = "none",
+    reference: str | None = "lora",
+) -> Path:
+    """Writes the folder of a run whose cells have the numbers above, shifted a little by seed."""
+    folder.mkdir(parents=True)
+    cells = [(m, s) for m in methods for s in (seeds[:1] if m == "none" else seeds)]
+    rows = []
+    for method, seed in cells:
+        row: dict[str, Any] = {"method": method, "seed": seed, "reason": None}
+        row["notes"] = [SIZE_NOTE] if method == "pre+skip" else []
+        row["status"] = "failed" if method in failed else "missing" if method in missing else "finished"
+        if method in failed:
+            row["reason"] = reason
+        if row["status"] == "finished":
+            row |= _numbers(method, seed) | {"versus": {}}
+            for other in {baseline, reference} - {None, method}:
+                if other in methods and other not in failed and other not in missing:
+                    row["versus"][other] = _versus(method, other, seed)
+            _write_cell(folder / "cells" / method / f"seed{seed}", method, seed, row)
+        rows.append(row)
+    protocol = {
+        "perplexity": "Token-weighted over 48 test documents in windows of 512 tokens.",
+        "last_word": "Greedy decoding of the last word of 400 passages.",
+        "training": "One pass over 800,000 tokens at the same batch size for every method.",
+        "intervals": "Paired bootstrap over documents, 95 %.",
+    }
+    base = {"name": "pythia-160m", "dtype": "float32", "parameters": BASE, "note": note}
+    write_json(
+        folder / "summary.json",
+        {"name": folder.name, "base": base, "protocol": protocol}
+        | {"baseline": baseline, "reference": reference, "rows": rows},
+    )
+    _write_record(folder, methods, seeds)
+    return folder
+
+
+def write_json(path: Path, data: dict[str, Any], version: int = 1) -> None:
+    path.write_text(json.dumps({"format_version": version, **data}), encoding="utf-8")
+
+
+def _numbers(method: str, seed: int) -> dict[str, Any]:
+    size, trained = PARAMETERS.get(method, 5_000_000), method != "none"
+    index = METHODS.index(method) if method in METHODS else 7
+    return {
+        "trainable_parameters": size,
+        "share_of_total": size / (BASE + size),
+        "learning_rate": 1e-3 if trained else None,
+        "tokens": 819_180 if trained else 0,
+        "tokens_per_second": 3210.0 + 97 * index if trained else None,
+        "peak_memory_bytes": 1_700_000_000 + index * 137_000_000,
+        "seconds": 301.0 + 43 * index + seed,
+        "perplexity": PERPLEXITY.get(method, 33.0) + 0.11 * seed * trained,
+        "last_word_accuracy": ACCURACY.get(method, 0.357) - 0.004 * seed * trained,
+    }
+
+
+def _versus(method: str, other: str, seed: int) -> dict[str, Any]:
+    mine, theirs = _numbers(method, seed), _numbers(other, seed)
+    result = {}
+    for key, half in HALF_WIDTH.items():
+        difference = mine[key] - theirs[key]
+        result[key] = {"difference": difference, "low": difference - half, "high": difference + 1.1 * half}
+    return result
+
+
+def _write_cell(cell: Path, method: str, seed: int, row: dict[str, Any]) -> None:
+    cell.mkdir(parents=True)
+    steps = 60 if method != "none" else 0
+    metrics = {key: row[key] for key in ("method", "seed", "notes", "learning_rate", "tokens")} | {
+        "trainable_parameters": row["trainable_parameters"],
+        "total_parameters": BASE + row["trainable_parameters"],
+        "share_of_total": row["share_of_total"],
+        "adapter": None if method == "none" else {"type": "PREPROJ", "target_modules": ["attention"]},
+        "steps": steps,
+        "token_order_sha256": f"order{seed}" if steps else None,
+        "dtype": "float32",
+        "device": "cpu",
+        "seconds": {"train": 250.0, "evaluate": 40.0, "total": row["seconds"]},
+        "tokens_per_second": row["tokens_per_second"],
+        "peak_memory_bytes": row["peak_memory_bytes"],
+        "perplexity": {"value": row["perplexity"], "negative_log_likelihood": 9e4, "tokens": 9, "documents": 48},
+        "last_word": {"accuracy": row["last_word_accuracy"], "correct": 9, "passages": 400},
+        "layers": _layers(method, seed),
+    }
+    write_json(cell / "metrics.json", metrics)
+    if steps:
+        chance = random.Random(f"{method}{seed}")
+        target = math.log(row["perplexity"])
+        lines = [
+            {
+                "step": step,
+                "tokens": 13_653 * step,
+                "loss": target + 0.5 * math.exp(-step / 12) + chance.gauss(0, 0.08),
+                "learning_rate": 1e-3,
+                "grad_norm": 1.0,
+            }
+            for step in range(1, steps + 1)
+        ]
+        (cell / "training.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+
+
+def _layers(method: str, seed: int) -> list[dict[str, Any]]:
+    skip, pre = "skip" in method, "pre" in method
+    return [
+        {
+            "layer": layer,
+            "site": f"gpt_neox.layers.{layer}.attention",
+            "skip_norm": 1.1 + 0.12 * layer + 0.1 * seed if skip else None,
+            "initial_skip_norm": 0.0768 if skip else None,
+            "skip_to_attention": 0.09 + 0.02 * layer if skip else None,
+            "pre_to_input": 0.31 - 0.01 * layer if pre else None,
+        }
+        for layer in range(6 if skip or pre else 0)
+    ]
+
+
+def _write_record(folder: Path, methods: Sequence[str], seeds: Sequence[int]) -> None:
+    recipe = {"name": folder.name, "methods": list(methods), "seeds": list(seeds)}
+    (folder / "recipe.yaml").write_text(json.dumps(recipe, indent=2), encoding="utf-8")
+    write_json(
+        folder / "environment.json",
+        {
+            "started": "2026-01-02T03:04:05Z",
+            "packages": {"preproj": "0.1.0", "torch": "2.13.0", "peft": "0.21.2", "python": "3.11.9"},
+            "git_commit": None,
+            "hardware": {
+                "device": "cpu",
+                "device_name": "cpu",
+                "cpu": "Example CPU",
+                "cores": 2,
+                "memory_bytes": 8_589_934_592,
+                "platform": "Linux",
+            },
+            "threads": 2,
+        },
+    )
+    splits = {
+        name: {"documents": 40 + i, "characters": 123_456 + i, "tokens": 31_415 + i}
+        for i, name in enumerate(("train", "validation", "test"))
+    }
+    write_json(
+        folder / "corpus.json",
+        {
+            "source": "python-docs",
+            "description": "The text of the Python manual.",
+            "sha256": "0123456789abcdef" * 4,
+            "split_rule": "Each document goes whole into one split.",
+            "splits": splits,
+        },
+    )
