@@ -1,0 +1,47 @@
+"""The tables of a run for the terminal, split so that each is readable in 100 columns."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from preproj.report.headline import headline
+from preproj.report.page import numbered_footnotes
+from preproj.report.records import Run
+from preproj.report.tables import Table, headline_table, reference_table
+
+
+def print_run(run: Run, console: Console) -> None:
+    """Prints the headline and the tables of a run.
+
+    Args:
+        run: The run.
+        console: Where to print.
+    """
+    if run.base.note:
+        console.print(Text(run.base.note, style="bold"))
+    for sentence in headline(run):
+        console.print(Text(f"• {sentence}"))
+    table, reference = headline_table(run), reference_table(run)
+    console.print(_narrow(table, "quality", table.caption))
+    console.print(_narrow(table, "cost", "Cost"))
+    if reference:
+        console.print(_narrow(reference, "quality", reference.caption))
+    for footnote in numbered_footnotes(run):
+        console.print(Text(footnote, style="dim"))
+
+
+def _narrow(table: Table, group: str, caption: str) -> RichTable:
+    keep = [*range(table.heads), *(table.heads + i for i, of in enumerate(table.groups) if of == group)]
+    rich_table = RichTable(title=Text(caption), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for index in keep:
+        # A column is as wide as its numbers need; its title breaks between words.
+        lines = [line for row in table.rows for line in (row[index].text, *row[index].details)]
+        width = max(map(len, (*lines, *table.titles[index].split())))
+        title = Text(table.titles[index])
+        rich_table.add_column(title, justify="right" if index else "left", max_width=width, overflow="fold")
+    for row in table.rows:
+        rich_table.add_row(*(Text("\n".join((row[i].text, *row[i].details))) for i in keep))
+    return rich_table

@@ -1,0 +1,99 @@
+"""Numbers as a reader sees them. Every page, table and figure formats its numbers here."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from preproj.report.records import Interval
+
+NOTHING = "–"
+"""Stands where a number does not apply."""
+
+NOT_DISTINGUISHABLE = "not distinguishable"
+"""Stands beside an interval that includes 0."""
+
+
+def whole(number: int) -> str:
+    """A count in full: `24,772,608`."""
+    return f"{number:,}"
+
+
+def short(number: int) -> str:
+    """A count to three digits, for sentences: `24.8 M`."""
+    for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if number >= size:
+            scaled = number / size
+            return f"{scaled:.{0 if scaled >= 100 else 1 if scaled >= 10 else 2}f} {letter}"
+    return str(number)
+
+
+def share(fraction: float) -> str:
+    """A share of the whole model: `13.24 %`."""
+    return f"{100 * fraction:.2f} %"
+
+
+def perplexity(value: float) -> str:
+    """A perplexity: `31.80`."""
+    return f"{value:,.2f}" if math.isfinite(value) else "not finite"
+
+
+def accuracy(fraction: float) -> str:
+    """An accuracy: `43.2 %`."""
+    return f"{100 * fraction:.1f} %"
+
+
+def rate(per_second: float | None) -> str:
+    """Tokens per second: `1,234`."""
+    return NOTHING if per_second is None else f"{per_second:,.0f}"
+
+
+def memory(size: int) -> str:
+    """A memory size: `1.53 GiB`."""
+    return f"{size / 2**30:,.2f} GiB"
+
+
+def seconds(duration: float) -> str:
+    """A duration: `312 s`."""
+    return f"{duration:,.0f} s"
+
+
+def times(ratio: float) -> str:
+    """A ratio: `21.0 ×`."""
+    return f"{ratio:,.1f} ×" if ratio >= 1 else f"{ratio:.2f} ×"
+
+
+def difference(interval: Interval, *, points: bool) -> tuple[str, str, str]:
+    """A difference and the two ends of its interval, signed, with equal decimals.
+
+    Args:
+        interval: The difference; of accuracies as fractions.
+        points: Whether to print hundredths (percentage points) instead of units.
+
+    Returns:
+        The difference, the low end and the high end.
+    """
+    scale, decimals = (100.0, 1) if points else (1.0, 2)
+    width = scale * (interval.high - interval.low)
+    # Two digits of the interval's width must show, or a small clear difference would read as 0.
+    if 0 < width < 10 ** (1 - decimals):
+        decimals = min(6, 1 - math.floor(math.log10(width)))
+    return (
+        _signed(scale * interval.difference, decimals),
+        _signed(scale * interval.low, decimals),
+        _signed(scale * interval.high, decimals),
+    )
+
+
+def unbroken(sentence: str) -> str:
+    """Ties numbers to their units, so that no line of a page breaks between them."""
+    return re.sub(r"(?<=\d) (?=[%×kMB])", "\N{NO-BREAK SPACE}", sentence)
+
+
+def _signed(value: float, decimals: int) -> str:
+    if not math.isfinite(value):
+        return "not finite"
+    text = f"{abs(value):,.{decimals}f}"
+    if float(text.replace(",", "")) == 0:
+        return text
+    return f"{'−' if value < 0 else '+'}{text}"
