@@ -1,0 +1,113 @@
+"""The look of the figures: one colour, marker, line and hatch per method, in every figure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from html import escape
+from io import StringIO
+from itertools import cycle
+
+import matplotlib
+import matplotlib.style
+from matplotlib.figure import Figure as Drawing
+
+INK = "#101010"
+"""Stands for the colour of the page's text; becomes `currentColor`, which follows light and dark."""
+
+SETTINGS = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.family": ["sans-serif"],
+    "font.sans-serif": ["DejaVu Sans", "Verdana"],
+    "font.size": 9,
+    "axes.labelsize": 9,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.linewidth": 0.5,
+    "grid.alpha": 0.2,
+    "hatch.linewidth": 0.8,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "legend.frameon": False,
+    **dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), INK
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one method is drawn; each of the four alone tells methods apart in black and white."""
+
+    colour: str
+    marker: str
+    line: tuple[float, Sequence[float]]
+    hatch: str
+
+
+# Colours of Okabe and Ito, which colour-blind readers can tell apart.
+KNOWN = {
+    "none": Style(INK, "o", (0, (1, 2)), ""),
+    "pre": Style("#56B4E9", "s", (0, (5, 1.5)), "////"),
+    "skip": Style("#009E73", "^", (0, (6, 1.5, 1, 1.5)), "\\\\\\\\"),
+    "pre+skip": Style("#0072B2", "D", (0, ()), ""),
+    "lora": Style("#D55E00", "v", (0, (2, 1)), "xxx"),
+    "lora-qkv": Style("#E69F00", "P", (0, (4, 1, 1, 1, 1, 1)), "..."),
+}
+SPARE = (
+    Style("#CC79A7", "X", (0, (9, 2)), "---"),
+    Style("#888888", "*", (0, (3, 3)), "+++"),
+    Style("#A6761D", "h", (0, (9, 2, 3, 2)), "|||"),
+)
+
+
+def styles(methods: Sequence[str]) -> dict[str, Style]:
+    """Gives every method its look.
+
+    Args:
+        methods: The methods of the run in recipe order.
+
+    Returns:
+        The fixed look of a known method; the next spare one for any other.
+    """
+    spare = cycle(SPARE)
+    return {method: KNOWN.get(method) or next(spare) for method in methods}
+
+
+def house_style() -> AbstractContextManager[None]:
+    """A context in which drawing ignores the reader's own matplotlib settings."""
+    return matplotlib.style.context(["default", SETTINGS])
+
+
+def to_svg(drawing: Drawing, name: str, title: str) -> str:
+    """Renders a figure as SVG that reads aloud, follows light and dark, and repeats byte for byte.
+
+    Args:
+        drawing: The figure.
+        name: A short name; every id in the SVG starts with it, so that figures can share a page.
+        title: What the figure shows, for those who do not see it.
+
+    Returns:
+        The `<svg>` element.
+    """
+    stream = StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        drawing.savefig(stream, format="svg", metadata=nothing)
+    svg = stream.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"(fill|stroke): " + INK, r"\1: currentColor", svg)
+    svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+    opening = f'<svg class="figure" role="img" aria-label="{escape(title)}"'
+    head, body = svg.removeprefix("<svg").split(">", 1)
+    scheme = (
+        "svg.figure{color:#1b1f24;background:#fff}"
+        "@media screen and (prefers-color-scheme:dark){svg.figure{color:#e6e8ea;background:#15181c}}"
+    )
+    return f"{opening}{head}>\n <title>{escape(title)}</title>\n <style>{scheme}</style>{body}"
