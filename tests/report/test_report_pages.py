@@ -1,0 +1,116 @@
+"""The written pages: nothing from outside, hostile text kept harmless, the same bytes every time."""
+
+import json
+import re
+from xml.etree import ElementTree
+
+import pytest
+from html_page import Page
+
+from preproj.report import write_report
+
+HOSTILE = "<img src=x onerror=alert(1)> & *stars* | `ticks` </script> $x$"
+LOADS = ("src", "srcset", "data", "poster", "action", "background")
+
+
+def test_html_stands_alone(demo):
+    text = (demo / "report.html").read_text()
+    page = Page(text)
+    assert not {"script", "link", "iframe", "object", "embed", "img", "base"} & set(page.tags)
+    for tag, name, value in page.attributes:
+        assert name not in LOADS, (tag, name, value)
+        assert not name.startswith("on"), (tag, name, value)
+        if name.endswith("href"):
+            assert value.startswith("#"), (tag, name, value)
+    assert not re.search(r"@import|@font-face|url\((?!#)", text)
+    ids = [value for _, name, value in page.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+
+
+def test_page_tells_what_a_reader_needs_in_order(demo):
+    text = Page((demo / "report.html").read_text()).text
+    summary, corpus = (json.loads((demo / name).read_text()) for name in ("summary.json", "corpus.json"))
+    parts = [
+        "demo: pythia-160m",
+        summary["base"]["note"],
+        "pre+skip against the untouched model (none): better in perplexity",
+        "Results of demo on pythia-160m",
+        "[1] " + next(row["notes"][0] for row in summary["rows"] if row["notes"]),
+        "Difference from the untouched model in perplexity",
+        "Learning curves",
+        "Size of the content skip",
+        summary["protocol"]["training"],
+        "saw the same tokens in the same order",
+        summary["protocol"]["intervals"],
+        "not the training seed",
+        "preproj probe recipe.yaml",
+        (demo / "recipe.yaml").read_text(),
+        f"{corpus['splits']['test']['documents']} documents, 31,417 tokens",
+        corpus["sha256"],
+        "torch 2.13.0",
+    ]
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_markdown_links_only_figures_that_exist(demo):
+    linked = re.findall(r"\]\((figures/[\w-]+\.svg)\)", (demo / "report.md").read_text())
+    assert len(linked) == 5
+    assert sorted(linked) == sorted(str(path.relative_to(demo)) for path in demo.glob("figures/*"))
+    for name in linked:
+        ElementTree.parse(demo / name)
+
+
+def test_two_writes_give_the_same_bytes_and_leave_no_other_files(demo):
+    def contents():
+        return {path: path.read_bytes() for path in demo.rglob("*") if path.is_file()}
+
+    first = contents()
+    (demo / "figures/learning-curves.svg").write_text("old")
+    assert write_report(demo) == demo / "report.html"
+    assert contents() == first
+
+
+def test_failed_cells_and_hostile_text_are_shown_as_text(build_run):
+    hostile = HOSTILE.replace("/", "")
+    folder = build_run(methods=["none", "skip", hostile], failed=["skip"], reason=HOSTILE, note=HOSTILE)
+    (folder / "recipe.yaml").write_text("name: |\n  ```\n  </pre><script>alert(1)</script>\n")
+    text = write_report(folder).read_text()
+    page = Page(text)
+    assert not {"img", "script"} & set(page.tags)
+    assert page.tables[0][2][:2] == ["skip", "failed [1]"]
+    assert page.tables[0][3][0] == hostile
+    assert f"[1] skip, seed 0, failed: {HOSTILE}" in page.text
+    assert HOSTILE in page.text.split("Result")[0]
+    assert "<script>alert(1)</script>" in page.text
+    markdown = (folder / "report.md").read_text()
+    assert not re.search(r"(?<!\\)<img", markdown)
+    assert "````yaml" in markdown
+    for path in folder.glob("figures/*.svg"):
+        names = [element.text for element in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
+        assert hostile in names
+
+
+@pytest.mark.parametrize(
+    ("methods", "figures", "tables"),
+    [
+        (["none"], set(), 1),
+        (["none", "lora"], {"headline", "learning-curves"}, 1),
+        (["none", "pre"], {"headline", "learning-curves", "pre-to-input"}, 1),
+        (["skip", "lora"], {"headline", "learning-curves", "skip-norm", "skip-to-attention"}, 2),
+    ],
+)
+def test_a_run_gets_the_figures_and_tables_it_has_numbers_for(build_run, methods, figures, tables):
+    folder = build_run(methods=methods)
+    (folder / "figures").mkdir()
+    (folder / "figures/skip-norm.svg").write_text("of an earlier report")
+    page = Page(write_report(folder).read_text())
+    assert {path.stem for path in folder.glob("figures/*")} == figures
+    assert len(page.tables) == tables
+
+
+def test_different_token_orders_are_a_warning(build_run):
+    folder = build_run(methods=["skip", "lora"])
+    path = folder / "cells/skip/seed0/metrics.json"
+    path.write_text(path.read_text().replace("order0", "another"))
+    assert "Warning: the methods of a seed did not see the same tokens" in write_report(folder).read_text()
