@@ -34,6 +34,7 @@ def write_run(
     reason: str = "The loss became NaN at step 12.",
     baseline: str | None = "none",
     reference: str | None = "lora",
+    last_word: bool = True,
 ) -> Path:
     """Writes the folder of a run whose cells have the numbers above, shifted a little by seed."""
     folder.mkdir(parents=True)
@@ -50,6 +51,10 @@ def write_run(
             for other in {baseline, reference} - {None, method}:
                 if other in methods and other not in failed and other not in missing:
                     row["versus"][other] = _versus(method, other, seed)
+                    if not last_word:
+                        del row["versus"][other]["last_word_accuracy"]
+            if not last_word:
+                row["last_word_accuracy"] = None
             _write_cell(folder / "cells" / method / f"seed{seed}", method, seed, row)
         rows.append(row)
     protocol = {
@@ -113,7 +118,8 @@ def _write_cell(cell: Path, method: str, seed: int, row: dict[str, Any]) -> None
         "tokens_per_second": row["tokens_per_second"],
         "peak_memory_bytes": row["peak_memory_bytes"],
         "perplexity": {"value": row["perplexity"], "negative_log_likelihood": 9e4, "tokens": 9, "documents": 48},
-        "last_word": {"accuracy": row["last_word_accuracy"], "correct": 9, "passages": 400},
+        "last_word": row["last_word_accuracy"]
+        and {"accuracy": row["last_word_accuracy"], "correct": 9, "passages": 400},
         "layers": _layers(method, seed),
     }
     write_json(cell / "metrics.json", metrics)

@@ -66,6 +66,12 @@ def test_a_lower_perplexity_with_more_parameters_is_called_so(mine, perplexity, 
         assert "equal size" not in said
 
 
+def test_parameter_counts_within_a_hundredth_are_not_called_an_advantage():
+    said = say(cell("lora", 1000), cell("pre+skip", 1001, lora=((-0.5, -0.1), (0.01, 0.05))))
+    assert "train about as many parameters (1.00 k against 1.00 k)" in said
+    assert "equal size" not in said
+
+
 def test_seeds_that_disagree_are_said_to_disagree():
     said = say(
         cell("none", 0),

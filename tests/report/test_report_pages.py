@@ -114,3 +114,20 @@ def test_different_token_orders_are_a_warning(build_run):
     path = folder / "cells/skip/seed0/metrics.json"
     path.write_text(path.read_text().replace("order0", "another"))
     assert "Warning: the methods of a seed did not see the same tokens" in write_report(folder).read_text()
+
+
+def test_a_run_without_last_word_passages_says_nothing_of_them(build_run):
+    folder = build_run(methods=["none", "skip", "lora"], last_word=False)
+    page = Page(write_report(folder).read_text())
+    assert [title for title in page.tables[0][0] if "accuracy" in title] == []
+    assert "skip against the untouched model (none): better in perplexity" in page.text
+    assert "accuracy" not in page.text.split("How it was measured")[0].split("Result")[1]
+
+
+def test_a_diverged_cell_is_reported_not_drawn(build_run):
+    folder = build_run(methods=["none", "skip"], reference=None)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["rows"][1]["perplexity"] = float("inf")
+    summary["rows"][1]["versus"]["none"]["perplexity"] = dict.fromkeys(("difference", "low", "high"), float("inf"))
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert Page(write_report(folder).read_text()).tables[0][2][3] == "not finite"

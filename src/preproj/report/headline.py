@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from preproj.report import units
-from preproj.report.records import Result, Row, Run
-from preproj.report.tables import interval_of
+from preproj.report.records import LAST_WORD, PERPLEXITY, Interval, Result, Row, Run
 
 SUBJECTS = ("pre+skip", "skip", "pre")
 """The method the headline is about: the first of these that finished, else the first in the recipe."""
 
-MEASURES = ("perplexity", "last-word accuracy")
+SAME_SIZE = 0.01
+"""Parameter counts that differ by less than this share count as equal."""
 
 
 def headline(run: Run) -> tuple[str, ...]:
@@ -29,7 +29,7 @@ def headline(run: Run) -> tuple[str, ...]:
     sentences = [sentence for other in named for sentence in _against(run, subject, other)]
     if run.reference in named:
         sentences += _verdict(run, subject, run.reference)
-    if any(_cells(run, subject, other) for other in named):
+    if any(_compared(run, subject, other, PERPLEXITY) for other in named):
         sentences += _lowest(run, subject)
     else:
         sentences += _values(run)
@@ -42,66 +42,76 @@ def _subject(run: Run) -> str:
     return next((method for method in SUBJECTS if method in others), (others or finished[::-1])[0])
 
 
-def _cells(run: Run, method: str, other: str | None) -> list[tuple[Row, Result]]:
-    return [(row, result) for row, result in run.finished if row.method == method and other in result.versus]
+def _compared(run: Run, method: str, other: str, measure: str) -> list[tuple[Row, Result, Interval]]:
+    """The cells of `method` that were compared with `other` on a measure, one per seed."""
+    cells = [(row, result) for row, result in run.finished if row.method == method and other in result.versus]
+    pairs = [(row, result, result.versus[other].interval(measure)) for row, result in cells]
+    return [(row, result, interval) for row, result, interval in pairs if interval is not None]
 
 
-def _direction(run: Run, method: str, other: str, measure: str) -> str:
-    """How `method` does against `other`: better, worse, undecided, or mixed where seeds differ."""
-    intervals = [interval_of(result.versus[other], measure) for _, result in _cells(run, method, other)]
-    found = {
-        "undecided"
-        if interval.includes_zero
-        else "better"
-        if (interval.high < 0) == (measure == "perplexity")
-        else "worse"
-        for interval in intervals
-    }
-    return found.pop() if len(found) == 1 else "mixed"
+def _directions(run: Run, method: str, other: str) -> dict[str, str]:
+    """How `method` does against `other` by measure: better, worse, undecided, or mixed where seeds differ."""
+    directions = {}
+    for measure in run.measures:
+        found = {_direction(interval, measure) for *_, interval in _compared(run, method, other, measure)}
+        if found:
+            directions[measure] = found.pop() if len(found) == 1 else "mixed"
+    return directions
+
+
+def _direction(interval: Interval, measure: str) -> str:
+    if interval.includes_zero:
+        return "undecided"
+    return "better" if (interval.high < 0) == (measure == PERPLEXITY) else "worse"
 
 
 def _against(run: Run, method: str, other: str) -> list[str]:
-    if not _cells(run, method, other):
+    directions = _directions(run, method, other)
+    if not directions:
         return [f"{method} cannot be compared with {other}: the run holds no finished pair of their cells."]
     name = f"the untouched model ({other})" if other == run.baseline else other
-    return [f"{method} against {name}: {'; '.join(_clause(run, method, other, measure) for measure in MEASURES)}."]
-
-
-def _clause(run: Run, method: str, other: str, measure: str) -> str:
-    points = measure != "perplexity"
-    show = units.accuracy if points else units.perplexity
-    numbers = []
-    for row, result in _cells(run, method, other):
-        middle, low, high = units.difference(interval_of(result.versus[other], measure), points=points)
-        value = result.last_word_accuracy if points else result.perplexity
-        seed = f"seed {row.seed}: " if run.several_seeds else ""
-        unit = " percentage points" if points else ""
-        numbers.append(f"{seed}{show(value)}, difference {middle}{unit}, 95 % interval {low} to {high}")
-    wording = {
-        "better": f"better in {measure}",
-        "worse": f"worse in {measure}",
-        "undecided": f"not distinguishable in {measure}",
-        "mixed": f"in {measure} the seeds disagree",
+    wordings = {
+        "better": "better in {}",
+        "worse": "worse in {}",
+        "undecided": "not distinguishable in {}",
+        "mixed": "in {} the seeds disagree",
     }
-    return f"{wording[_direction(run, method, other, measure)]} ({'; '.join(numbers)})"
+    clauses = (
+        f"{wordings[direction].format(measure)} ({_numbers(run, method, other, measure)})"
+        for measure, direction in directions.items()
+    )
+    return [f"{method} against {name}: {'; '.join(clauses)}."]
+
+
+def _numbers(run: Run, method: str, other: str, measure: str) -> str:
+    numbers = []
+    for row, result, interval in _compared(run, method, other, measure):
+        middle, low, high = units.difference(interval, points=measure == LAST_WORD)
+        seed = f"seed {row.seed}: " if run.several_seeds else ""
+        unit = " percentage points" if measure == LAST_WORD else ""
+        value = units.measured(measure, result.value(measure))
+        numbers.append(f"{seed}{value}, difference {middle}{unit}, 95 % interval {low} to {high}")
+    return "; ".join(numbers)
 
 
 def _verdict(run: Run, method: str, other: str) -> list[str]:
-    if not _cells(run, method, other):
+    directions = list(_directions(run, method, other).values())
+    if not directions:
         return []
-    perplexity, last_word = (_direction(run, method, other, measure) for measure in MEASURES)
     sentences = []
-    if "better" not in (perplexity, last_word):
+    if "better" not in directions:
         sentences.append(f"So {method} does not beat {other} in this run.")
-    elif "worse" in (perplexity, last_word):
+    elif "worse" in directions:
         sentences.append(f"The two measures disagree, so neither of {method} and {other} is simply the better one.")
-    elif perplexity != last_word:
+    elif len(set(directions)) > 1:
         sentences.append(f"So {method} beats {other} on one of the two measures, not on both.")
     mine, theirs = _parameters(run, method), _parameters(run, other)
+    counts = f"({units.short(mine)} against {units.short(theirs)})"
+    if abs(mine - theirs) < SAME_SIZE * theirs:
+        return [*sentences, f"{method} and {other} train about as many parameters {counts}."]
+    size = f"{method} trains {units.times(mine / theirs)} the parameters of {other} {counts}"
     larger, wins = (method, "better") if mine > theirs else (other, "worse")
-    sizes = f"{method} trains {units.times(mine / theirs)} the parameters of {other}"
-    size = f"{sizes} ({units.short(mine)} against {units.short(theirs)})"
-    if mine != theirs and wins in (perplexity, last_word):
+    if wins in directions:
         size += f", so an advantage of {larger} here is not an advantage at equal size"
     return [*sentences, f"{size}."]
 
@@ -115,8 +125,9 @@ def _lowest(run: Run, subject: str) -> list[str]:
     if row.method in (subject, run.reference):
         return []
     seed = f", seed {row.seed}" if run.several_seeds and row.method != run.baseline else ""
+    value = units.measured(PERPLEXITY, result.perplexity)
     return [
-        f"The lowest perplexity of the run is that of {row.method}{seed} ({units.perplexity(result.perplexity)}, "
+        f"The lowest perplexity of the run is that of {row.method}{seed} ({value}, "
         f"{units.short(result.trainable_parameters)} trainable parameters)."
     ]
 
@@ -124,8 +135,8 @@ def _lowest(run: Run, subject: str) -> list[str]:
 def _values(run: Run) -> list[str]:
     return [
         f"{row.method}{f', seed {row.seed}' if run.several_seeds else ''}: "
-        f"perplexity {units.perplexity(result.perplexity)}, "
-        f"last-word accuracy {units.accuracy(result.last_word_accuracy)}."
+        + ", ".join(f"{measure} {units.measured(measure, result.value(measure))}" for measure in run.measures)
+        + "."
         for row, result in run.finished
     ]
 

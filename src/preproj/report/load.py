@@ -127,17 +127,19 @@ def _result(fields: Fields, cell: Path) -> Result:
         peak_memory_bytes=fields.whole("peak_memory_bytes"),
         seconds=fields.number("seconds"),
         perplexity=fields.number("perplexity"),
-        last_word_accuracy=fields.number("last_word_accuracy"),
-        versus={
-            other: Comparison(
-                _interval(versus.child(other).child("perplexity")),
-                _interval(versus.child(other).child("last_word_accuracy")),
-            )
-            for other in versus.data
-        },
+        last_word_accuracy=fields.optional_number("last_word_accuracy"),
+        versus={other: _comparison(versus.child(other)) for other in versus.data},
         token_order=metrics.optional_text("token_order_sha256"),
         layers=tuple(_layer(layer) for layer in metrics.children("layers")),
         training=tuple(Step(step.whole("tokens"), step.number("loss")) for step in training),
+    )
+
+
+def _comparison(fields: Fields) -> Comparison:
+    last_word = "last_word_accuracy"
+    return Comparison(
+        perplexity=_interval(fields.child("perplexity")),
+        last_word_accuracy=_interval(fields.child(last_word)) if last_word in fields.data else None,
     )
 
 

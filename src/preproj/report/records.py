@@ -9,6 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+PERPLEXITY = "perplexity"
+LAST_WORD = "last-word accuracy"
+"""The two measures, as tables and sentences name them."""
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -26,10 +30,14 @@ class Interval:
 
 @dataclass(frozen=True)
 class Comparison:
-    """This cell minus another one, on both measures."""
+    """This cell minus another one; without the last word where the run left that out."""
 
     perplexity: Interval
-    last_word_accuracy: Interval
+    last_word_accuracy: Interval | None
+
+    def interval(self, measure: str) -> Interval | None:
+        """The interval of one of the two measures."""
+        return self.perplexity if measure == PERPLEXITY else self.last_word_accuracy
 
 
 @dataclass(frozen=True)
@@ -62,11 +70,15 @@ class Result:
     peak_memory_bytes: int
     seconds: float
     perplexity: float
-    last_word_accuracy: float
+    last_word_accuracy: float | None
     versus: Mapping[str, Comparison]
     token_order: str | None
     layers: tuple[Layer, ...]
     training: tuple[Step, ...]
+
+    def value(self, measure: str) -> float | None:
+        """The number of one of the two measures."""
+        return self.perplexity if measure == PERPLEXITY else self.last_word_accuracy
 
 
 @dataclass(frozen=True)
@@ -167,6 +179,12 @@ class Run:
     def several_seeds(self) -> bool:
         """Whether a method was trained with more than one seed."""
         return len({row.seed for row in self.rows if row.method != self.baseline}) > 1
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The measures that the run took."""
+        last_word = any(result.last_word_accuracy is not None for _, result in self.finished)
+        return (PERPLEXITY, LAST_WORD) if last_word else (PERPLEXITY,)
 
     @property
     def methods(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from preproj.report import units
-from preproj.report.records import Comparison, Interval, Result, Row, Run
+from preproj.report.records import LAST_WORD, Result, Row, Run
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,7 @@ def headline_table(run: Run) -> Table:
     columns = [
         Column("trainable parameters", "quality", lambda _, result: Cell(units.whole(result.trainable_parameters))),
         Column("share of total", "cost", lambda _, result: Cell(units.share(result.share_of_total))),
-        Column("perplexity", "quality", lambda _, result: Cell(units.perplexity(result.perplexity))),
-        *_difference_columns(run, run.baseline, "perplexity"),
-        Column("last-word accuracy", "quality", lambda _, result: Cell(units.accuracy(result.last_word_accuracy))),
-        *_difference_columns(run, run.baseline, "last-word accuracy"),
+        *(column for measure in run.measures for column in _measure_columns(run, measure)),
         Column("training tokens/s", "cost", lambda _, result: Cell(units.rate(result.tokens_per_second))),
         Column("peak memory", "cost", lambda _, result: Cell(units.memory(result.peak_memory_bytes))),
         Column("time, whole cell", "cost", lambda _, result: Cell(units.seconds(result.seconds))),
@@ -82,41 +79,32 @@ def reference_table(run: Run) -> Table | None:
 
     columns = [
         Column(f"trainable parameters relative to {other}", "quality", ratio),
-        *_difference_columns(run, other, "perplexity"),
-        *_difference_columns(run, other, "last-word accuracy"),
+        *(column for measure in run.measures for column in _difference_columns(run, other, measure)),
     ]
     return _table(run, f"Differences from {other}, same seed", columns, rows)
+
+
+def _measure_columns(run: Run, measure: str) -> list[Column]:
+    value = Column(measure, "quality", lambda _, result: Cell(units.measured(measure, result.value(measure))))
+    return [value, *_difference_columns(run, run.baseline, measure)]
 
 
 def _difference_columns(run: Run, other: str | None, measure: str) -> list[Column]:
     if other is None or not any(other in result.versus for _, result in run.finished):
         return []
-    points = measure != "perplexity"
+    points = measure == LAST_WORD
 
-    def cell(row: Row, result: Result) -> Cell:
+    def cell(_: Row, result: Result) -> Cell:
         comparison = result.versus.get(other)
-        if comparison is None:
+        interval = comparison.interval(measure) if comparison else None
+        if interval is None:
             return Cell(units.NOTHING)
-        interval = interval_of(comparison, measure)
         middle, low, high = units.difference(interval, points=points)
         wording = (units.NOT_DISTINGUISHABLE,) if interval.includes_zero else ()
         return Cell(middle, (f"[{low}, {high}]", *wording))
 
     unit = " (percentage points)" if points else ""
     return [Column(f"Δ {measure} vs {other}{unit}", "quality", cell)]
-
-
-def interval_of(comparison: Comparison, measure: str) -> Interval:
-    """The interval of one measure of a comparison.
-
-    Args:
-        comparison: The comparison.
-        measure: "perplexity" or "last-word accuracy".
-
-    Returns:
-        Its interval.
-    """
-    return comparison.perplexity if measure == "perplexity" else comparison.last_word_accuracy
 
 
 def footnotes(run: Run) -> tuple[str, ...]:

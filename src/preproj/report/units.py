@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from preproj.report.records import Interval
+from preproj.report.records import LAST_WORD, Interval
 
 NOTHING = "–"
 """Stands where a number does not apply."""
@@ -33,14 +33,13 @@ def share(fraction: float) -> str:
     return f"{100 * fraction:.2f} %"
 
 
-def perplexity(value: float) -> str:
-    """A perplexity: `31.80`."""
-    return f"{value:,.2f}" if math.isfinite(value) else "not finite"
-
-
-def accuracy(fraction: float) -> str:
-    """An accuracy: `43.2 %`."""
-    return f"{100 * fraction:.1f} %"
+def measured(measure: str, value: float | None) -> str:
+    """The value of a measure: a perplexity as `31.80`, an accuracy as `43.2 %`."""
+    if value is None:
+        return NOTHING
+    if not math.isfinite(value):
+        return "not finite"
+    return f"{100 * value:.1f} %" if measure == LAST_WORD else f"{value:,.2f}"
 
 
 def rate(per_second: float | None) -> str:
