@@ -117,7 +117,7 @@ def bias_free_linear(in_features: int, out_features: int, device: torch.device |
     )
 
 
-def draw_initial_weight(what: str, shape: tuple[int, int], seed: int, name: str, skip_init_std: float = 1e-4) -> Tensor:
+def draw_initial_weight(what: str, shape: tuple[int, ...], seed: int, name: str, skip_init_std: float = 1e-4) -> Tensor:
     """Draw a weight's start, on the CPU in float32, from a generator keyed by seed, name and ``what``.
 
     So the start can be rebuilt exactly at any later time, whatever device or dtype trained.

@@ -31,6 +31,7 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
         name: path of the attention module in the base model; part of the key of the start weights.
     """
 
+    active_adapters: list[str]  # a property of BaseTunerLayer
     adapter_layer_names = ("up", "down", "skip")
     other_param_names = ("activation",)
 
@@ -64,7 +65,7 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
         if config.content_skip:
             self.skip[adapter_name] = bias_free_linear(hidden, hidden, device)
         self.reset_parameters(adapter_name, config)
-        self.set_adapter(self.active_adapters)
+        self.set_adapter(self.active_adapters)  # type: ignore[operator]  # peft has no types
 
     @torch.no_grad()
     def reset_parameters(self, adapter_name: str, config: PreProjConfig) -> None:

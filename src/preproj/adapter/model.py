@@ -10,7 +10,7 @@ from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
 from preproj.adapter.config import PreProjConfig
-from preproj.adapter.layer import CANNOT_MERGE, PreProjLayer
+from preproj.adapter.layer import CANNOT_MERGE, PreProjLayer, adapted_sites
 from preproj.adapter.sites import ATTENTION_MODULES, candidates, hidden_size_of
 
 CHILD = "preproj"
@@ -86,18 +86,18 @@ class PreProjModel(BaseTuner):
 
     def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
         """Keep the float32 start weights (exact), or follow the base's dtype without autocast."""
-        for module in self.model.modules():
-            base = _weight_of(module) if isinstance(getattr(module, CHILD, None), PreProjLayer) else None
-            if base is not None and (not autocast_adapter_dtype or base.dtype == torch.float64):
-                for linears in (module.preproj.up, module.preproj.down, module.preproj.skip):
+        for _, attention, layer in adapted_sites(self.model):
+            dtype = _weight_of(attention).dtype
+            if not autocast_adapter_dtype or dtype == torch.float64:
+                for linears in (layer.up, layer.down, layer.skip):
                     if adapter_name in linears:
-                        linears[adapter_name].to(base.dtype)
+                        linears[adapter_name].to(dtype)
 
     def _enable_adapter_layers(self, enabled: bool = True) -> None:
         """Switch our layers only: another method beside us keeps its own state."""
         for module in self.model.modules():
-            if isinstance(module, PreProjLayer | AuxiliaryTrainingWrapper):
-                module.enable_adapters(enabled)
+            if isinstance(module, self.tuner_layer_cls | AuxiliaryTrainingWrapper):
+                module.enable_adapters(enabled)  # type: ignore[operator]  # peft has no types
 
     @contextmanager
     def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Any:
@@ -116,11 +116,9 @@ class PreProjModel(BaseTuner):
         """Take our layers and hooks off the model again, and leave other adapters in place."""
         if merge:
             raise NotImplementedError(CANNOT_MERGE)
-        for module in list(self.model.modules()):
-            layer = getattr(module, CHILD, None)
-            if isinstance(layer, PreProjLayer):
-                layer.remove()
-                delattr(module, CHILD)
+        for _, attention, layer in adapted_sites(self.model):
+            layer.remove()
+            delattr(attention, CHILD)
         return super()._unload_and_optionally_merge(merge=False, **kwargs)
 
     def _name_one_of(self) -> str:

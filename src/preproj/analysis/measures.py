@@ -5,14 +5,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 
 from preproj.adapter.layer import PreProjLayer, adapted_sites
-from preproj.modules import draw_initial_weight
+from preproj.modules import draw_initial_weight, weight_dtype
 
 
 @torch.inference_mode()
-def measure_layers(model: nn.Module, texts: Iterable[list[int]]) -> list[dict[str, Any]]:
+def measure_layers(model: PeftModel, texts: Iterable[list[int]]) -> list[dict[str, Any]]:
     """Measure every adapted attention module of a PEFT model with one active pre-projection adapter.
 
     Args:
@@ -24,9 +25,10 @@ def measure_layers(model: nn.Module, texts: Iterable[list[int]]) -> list[dict[st
         norms), ``skip_to_attention`` (mean over tokens of ‖W_skip·x̃‖/‖attn_out‖) and ``pre_to_input`` (mean of
         ‖x̃ − x̂‖/‖x̂‖); None where the part is switched off.
     """
-    config = model.peft_config[model.active_adapter]
+    adapter: str = model.active_adapter
+    config = model.peft_config[adapter]
     sites = adapted_sites(model)
-    meters = [_Meter(layer) for _, _, layer in sites]
+    meters = [_Meter(layer, adapter) for _, _, layer in sites]
     with _hooked([(attention, meter) for (_, attention, _), meter in zip(sites, meters, strict=True)]):
         for ids in texts:
             model(input_ids=torch.tensor([ids], device=model.device), use_cache=False)
@@ -35,7 +37,7 @@ def measure_layers(model: nn.Module, texts: Iterable[list[int]]) -> list[dict[st
         row: dict[str, Any] = {"layer": index, "site": site, **meter.means()}
         row |= {"skip_norm": None, "initial_skip_norm": None}
         if config.content_skip:
-            weight = layer.skip[layer.active_adapters[0]].weight
+            weight: Tensor = layer.skip[adapter].get_parameter("weight")
             start = draw_initial_weight("skip", tuple(weight.shape), config.init_seed, site, config.skip_init_std)
             row["skip_norm"] = weight.float().norm().item()
             row["initial_skip_norm"] = start.norm().item()
@@ -46,8 +48,7 @@ def measure_layers(model: nn.Module, texts: Iterable[list[int]]) -> list[dict[st
 class _Meter:
     """Sums the token-wise ratios of one layer while the model runs."""
 
-    def __init__(self, layer: PreProjLayer):
-        adapter = layer.active_adapters[0]
+    def __init__(self, layer: PreProjLayer, adapter: str):
         self.skip = layer.skip[adapter] if adapter in layer.skip else None  # noqa: SIM401  # ModuleDict has no get
         self.has_pre = adapter in layer.up
         self.tokens = 0
@@ -57,7 +58,7 @@ class _Meter:
         self.tokens += x_hat.shape[:-1].numel()
         self.pre_ratio += _ratio(x_tilde - x_hat, x_hat)
         if self.skip is not None:
-            self.skip_ratio += _ratio(self.skip(x_tilde.to(self.skip.weight.dtype)), attn_out)
+            self.skip_ratio += _ratio(self.skip(x_tilde.to(weight_dtype(self.skip))), attn_out)
 
     def means(self) -> dict[str, float | None]:
         return {

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -161,7 +160,7 @@ def _train(
 
 
 def _evaluate(
-    model: nn.Module, tokenizer: Any, recipe: Recipe, prepared: Prepared, folder: Path, progress: _Progress
+    model: PreTrainedModel, tokenizer: Any, recipe: Recipe, prepared: Prepared, folder: Path, progress: _Progress
 ) -> dict[str, Any]:
     """Score every document and passage, write the items, and return what metrics.json says about them."""
     evaluation = recipe.evaluation

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from preproj.probe.recipe import Evaluation
 
@@ -46,7 +47,7 @@ def windows(length: int, context: int, stride: int) -> Iterator[tuple[int, int, 
 
 
 @torch.inference_mode()
-def score_document(model: nn.Module, ids: list[int], context: int, stride: int) -> dict[str, Any]:
+def score_document(model: PreTrainedModel, ids: list[int], context: int, stride: int) -> dict[str, Any]:
     """Return ``tokens`` scored and their summed ``negative_log_likelihood`` (nats).
 
     Args:
@@ -65,7 +66,7 @@ def score_document(model: nn.Module, ids: list[int], context: int, stride: int) 
 
 
 @torch.inference_mode()
-def score_last_word(model: nn.Module, tokenizer: Tokenizer, context: str, target: str) -> dict[str, Any]:
+def score_last_word(model: PreTrainedModel, tokenizer: Tokenizer, context: str, target: str) -> dict[str, Any]:
     """Return whether the model's argmax gives every token of ``target`` after ``context``, as LAMBADA is scored.
 
     Args:
@@ -89,7 +90,7 @@ def score_last_word(model: nn.Module, tokenizer: Tokenizer, context: str, target
     }
 
 
-def _next_token_log_probabilities(model: nn.Module, ids: list[int], last: int) -> Tensor:
+def _next_token_log_probabilities(model: PreTrainedModel, ids: list[int], last: int) -> Tensor:
     """Return float32 log-probabilities ``(last, vocab)`` for the last tokens of ``ids``, each given those before."""
     logits = model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0, -last - 1 : -1]
     return logits.float().log_softmax(-1)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import torch
-from peft import LoraConfig, PeftConfig, TaskType, get_peft_model
+from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -26,7 +26,7 @@ class Attached:
         notes: sentences a reader of the result must see.
     """
 
-    model: nn.Module
+    model: PreTrainedModel | PeftModel
     trainable_parameters: int
     total_parameters: int
     adapter: dict | None = None

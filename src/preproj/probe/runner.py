@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import yaml
 from filelock import FileLock, Timeout
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from preproj.probe.base import Base, context_length, load_config, load_tokenizer, resolve_base
@@ -105,10 +106,8 @@ def _load_text(recipe: Recipe, base: Base, config: PretrainedConfig, console: Co
     """Read and tokenise the text."""
     data = recipe.data
     with console.status("reading the text"):
-        if data.source == "files":
-            corpus = files(*(Path(getattr(data, split)) for split in SPLITS))
-        else:
-            corpus = python_docs()
+        paths = [Path(getattr(data, split) or "") for split in SPLITS]
+        corpus = files(*paths) if data.source == "files" else python_docs()
         length = context_length(config) or sys.maxsize
         return corpus, prepare(recipe, corpus, load_tokenizer(base), length, config.get_text_config().vocab_size)
 
@@ -141,14 +140,8 @@ def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console, after_ea
             if not any((folder / end).exists() for end in ("metrics.json", "failed.json")):
                 progress.update(task, description=f"{name} ({number}/{len(cells)})")
                 folder.mkdir(parents=True, exist_ok=True)
-                code = _run_cell(
-                    run,
-                    folder,
-                    method,
-                    seed,
-                    base,
-                    lambda units, start=before: progress.update(task, completed=start + units),
-                )
+                show = partial(_show, progress, task, before)
+                code = _run_cell(run, folder, method, seed, base, show)
                 after_each()
                 if code:
                     progress.console.print(
@@ -156,6 +149,10 @@ def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console, after_ea
                     )
             progress.update(task, completed=done)
         progress.update(task, description="done")
+
+
+def _show(progress: Progress, task: TaskID, before: int, units: int) -> None:
+    progress.update(task, completed=before + units)
 
 
 def _run_cell(run: Path, folder: Path, method: str, seed: int, base: Base, on_progress: Callable[[int], Any]) -> int:

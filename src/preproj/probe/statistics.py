@@ -59,4 +59,5 @@ def paired_difference(
         method="percentile",
         rng=np.random.default_rng(0),
     ).confidence_interval
-    return {"difference": float(difference(*data)), "low": float(interval.low), "high": float(interval.high)}
+    a, b, n = data
+    return {"difference": float(difference(a, b, n)), "low": float(interval.low), "high": float(interval.high)}

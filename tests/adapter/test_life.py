@@ -1,0 +1,273 @@
+"""The adapter as a citizen of PEFT: configuration, targets, several adapters, unloading, registration."""
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from naive import tiny_model
+from peft import LoraConfig, PeftConfig, PeftModel, PeftType, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from preproj import PreProjConfig, PreProjModel
+from preproj.adapter.layer import adapted_sites
+from preproj.adapter.register import peft_type, register
+
+IDS = torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(0))
+LOUD = {"skip_init_std": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"pre_projection": False, "content_skip": False}, "both False: switch at least one on"),
+        ({"expansion": 0}, "expansion is 0: expected a number above 0"),
+        ({"expansion": float("nan")}, "expansion is nan"),
+        ({"activation": "swish"}, "activation is 'swish': expected one of silu, gelu, relu"),
+        ({"skip_init_std": -1.0}, "skip_init_std is -1.0: expected 0 or a positive number"),
+    ],
+)
+def test_values_out_of_range_are_named(values, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        PreProjConfig(**values)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_activation_is_used(activation):
+    base = tiny_model("llama")
+    model = get_peft_model(base, PreProjConfig(activation=activation, expansion=2, content_skip=False))
+    _, attention, layer = adapted_sites(model)[0]
+    torch.nn.init.normal_(layer.down["default"].weight)
+    seen = []
+    attention.register_forward_pre_hook(lambda m, a, k: seen.append(k["hidden_states"]), with_kwargs=True, prepend=True)
+    attention.register_forward_pre_hook(lambda m, a, k: seen.append(k["hidden_states"]), with_kwargs=True)
+    model(IDS)
+    x_hat, x_tilde = seen
+    inner = x_hat @ layer.up["default"].weight.T
+    assert inner.shape[-1] == 64
+    expected = {"gelu": lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5)), "relu": lambda x: x.clamp(min=0)}[activation]
+    torch.testing.assert_close(x_tilde, x_hat + expected(inner) @ layer.down["default"].weight.T)
+
+
+def other_architecture():
+    config = AutoConfig.for_model(
+        "opt", hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=64,
+        word_embed_proj_dim=32, max_position_embeddings=64, dropout=0.0,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config).double().eval()
+
+
+def test_unknown_architecture_lists_the_candidates():
+    with pytest.raises(
+        ValueError, match=r"'opt' model.*candidates: model\.decoder\.layers\.\*\.self_attn \(OPTAttention\)"
+    ):
+        get_peft_model(other_architecture(), PreProjConfig())
+
+
+def test_other_architecture_works_where_its_attention_is_named():
+    base = other_architecture()
+    before = base(IDS).logits
+    with pytest.warns(UserWarning, match="layout of 'opt' models is not verified"):
+        model = get_peft_model(base, PreProjConfig(target_modules=["self_attn"], skip_init_std=0))
+    assert torch.equal(model(IDS).logits, before)
+    assert len(adapted_sites(model)) == 2
+    sites = adapted_sites(model)
+    with torch.no_grad():
+        sites[0][2].skip["default"].weight.copy_(torch.eye(32))
+    seen = {}
+    sites[0][1].register_forward_pre_hook(lambda m, a, k: seen.update(x=k["hidden_states"]), with_kwargs=True)
+    sites[0][1].register_forward_hook(lambda m, a, out: seen.update(before=out[0]), prepend=True)
+    sites[0][1].register_forward_hook(lambda m, a, out: seen.update(after=out[0]))
+    model(IDS)
+    torch.testing.assert_close(seen["after"], seen["before"] + seen["x"])
+
+
+@pytest.mark.parametrize(
+    ("targets", "sentence"),
+    [
+        (["attn"], r"target_modules 'attn' match nothing in this model.*model\.layers\.\*\.self_attn"),
+        (["q_proj"], r"'model\.layers\.0\.self_attn\.q_proj' \(Linear\), which is not an attention module"),
+        (["input_layernorm"], "which is not an attention module"),
+        ("all-linear", r"target_modules 'all-linear' match nothing"),
+    ],
+)
+def test_wrong_targets_are_refused_and_leave_the_model_as_it_was(targets, sentence):
+    base = tiny_model("llama")
+    names, logits = [name for name, _ in base.named_modules()], base(IDS).logits
+    with pytest.raises(ValueError, match=sentence):
+        get_peft_model(base, PreProjConfig(target_modules=targets))
+    assert [name for name, _ in base.named_modules()] == names
+    assert torch.equal(base(IDS).logits, logits)
+
+
+def test_a_regular_expression_picks_layers():
+    model = get_peft_model(tiny_model("llama"), PreProjConfig(target_modules=r".*layers\.1\.self_attn"))
+    assert [site for site, _, _ in adapted_sites(model)] == ["model.layers.1.self_attn"]
+
+
+def test_keys_of_the_base_do_not_change():
+    base = tiny_model("gpt_neox")
+    before = set(base.state_dict())
+    model = get_peft_model(base, PreProjConfig())
+    after = set(model.get_base_model().state_dict())
+    assert before < after
+    assert all(".attention.preproj." in key for key in after - before)
+
+
+def test_unload_gives_the_base_back():
+    base = tiny_model("llama")
+    names, logits = [name for name, _ in base.named_modules()], base(IDS).logits
+    back = get_peft_model(base, PreProjConfig(**LOUD)).unload()
+    assert back is base
+    assert [name for name, _ in back.named_modules()] == names
+    assert torch.equal(back(IDS).logits, logits)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in back.modules())
+
+
+@pytest.mark.parametrize("call", ["merge_and_unload", "merge_adapter", "unmerge_adapter"])
+def test_merging_is_refused_with_what_to_do_instead(call):
+    model = get_peft_model(tiny_model("llama"), PreProjConfig(**LOUD))
+    logits = model(IDS).logits
+    with pytest.raises(NotImplementedError, match=r"cannot be merged.*unload\(\)"):
+        getattr(model, call)()
+    assert torch.equal(model(IDS).logits, logits)
+
+
+def test_mixed_batches_are_refused_not_ignored():
+    model = get_peft_model(tiny_model("llama"), PreProjConfig())
+    with pytest.raises(ValueError, match="does not support adapter_names"):
+        model(IDS, adapter_names=["default", "__base__"])
+
+
+def test_two_adapters_switch_and_delete():
+    base = tiny_model("qwen2")
+    plain = base(IDS).logits
+    model = get_peft_model(base, PreProjConfig(init_seed=0, **LOUD), adapter_name="a")
+    first = model(IDS).logits
+    model.add_adapter("b", PreProjConfig(init_seed=1, pre_projection=False, **LOUD))
+    assert torch.equal(model(IDS).logits, first)
+    model.set_adapter("b")
+    second = model(IDS).logits
+    assert not torch.equal(first, second)
+    assert {n for n, p in model.named_parameters() if p.requires_grad} == {
+        f"base_model.model.model.layers.{i}.self_attn.preproj.skip.b.weight" for i in (0, 1)
+    }
+    model.delete_adapter("b")
+    model.set_adapter("a")
+    assert torch.equal(model(IDS).logits, first)
+    model.delete_adapter("a")
+    # The tuner, because PEFT's own wrapper cannot run without an adapter (0.21, LoRA neither).
+    assert torch.equal(model.base_model(IDS).logits, plain)
+
+
+def test_two_active_adapters_add_their_skips():
+    base = tiny_model("llama")
+    model = get_peft_model(base, PreProjConfig(init_seed=0, pre_projection=False, **LOUD), adapter_name="a")
+    model.add_adapter("b", PreProjConfig(init_seed=1, pre_projection=False, **LOUD))
+    model.base_model.set_adapter(["a", "b"])
+    both = model(IDS).logits
+    summed = get_peft_model(tiny_model("llama"), PreProjConfig(pre_projection=False))
+    for (_, _, ours), (_, _, layer) in zip(adapted_sites(summed), adapted_sites(model), strict=True):
+        ours.skip["default"].weight.data = layer.skip["a"].weight.data + layer.skip["b"].weight.data
+    torch.testing.assert_close(both, summed(IDS).logits, rtol=0, atol=1e-5)
+
+
+def test_lora_beside_us_keeps_its_own_state():
+    base = tiny_model("llama")
+    lora = get_peft_model(base, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    with_lora = lora(IDS).logits
+    ours = PreProjModel(lora.base_model.model, {"default": PreProjConfig(**LOUD)}, "default")
+    assert not torch.equal(ours(IDS).logits, with_lora)
+    ours.disable_adapter_layers()
+    assert torch.equal(ours(IDS).logits, with_lora)
+
+
+def test_deep_copy_is_independent():
+    model = get_peft_model(tiny_model("llama"), PreProjConfig(**LOUD))
+    logits = model(IDS).logits
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin(IDS).logits, logits)
+    for _, _, layer in adapted_sites(twin):
+        torch.nn.init.zeros_(layer.skip["default"].weight)
+    assert not torch.equal(twin(IDS).logits, logits)
+    assert torch.equal(model(IDS).logits, logits)
+
+
+def test_nothing_is_kept_from_one_forward_to_the_next():
+    model = get_peft_model(tiny_model("gpt2"), PreProjConfig())
+    model(IDS)
+    assert all(layer._x_tilde is None for _, _, layer in adapted_sites(model))
+
+
+def test_gradient_checkpointing_gives_the_same_gradients():
+    model = get_peft_model(tiny_model("llama"), PreProjConfig(**LOUD))
+    for _, _, layer in adapted_sites(model):
+        torch.nn.init.normal_(layer.down["default"].weight, std=0.2)
+
+    def gradients():
+        model.zero_grad()
+        model.train()
+        model(IDS, labels=IDS).loss.backward()
+        return [p.grad.clone() for p in model.parameters() if p.requires_grad]
+
+    plain = gradients()
+    model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
+    for checkpointed, expected in zip(gradients(), plain, strict=True):
+        torch.testing.assert_close(checkpointed, expected, rtol=0, atol=1e-10)
+
+
+def test_registration_is_idempotent_and_the_type_copies_pickles_and_serialises():
+    kind = peft_type()
+    register(PreProjConfig, PreProjModel)
+    assert list(PeftType).count(kind) == 1
+    assert PeftType("PREPROJ") is kind is PeftType.PREPROJ
+    assert pickle.loads(pickle.dumps(kind)) is kind is copy.deepcopy(kind)
+    assert json.loads(json.dumps({"type": kind})) == {"type": "PREPROJ"}
+    config = PreProjConfig(init_seed=5)
+    assert pickle.loads(pickle.dumps(config)) == config == copy.deepcopy(config)
+
+
+def test_pickled_config_opens_in_a_fresh_process(tmp_path):
+    (tmp_path / "config.pickle").write_bytes(pickle.dumps(PreProjConfig(init_seed=5)))
+    code = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).init_seed)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "config.pickle"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "5"
+
+
+def test_config_is_found_by_peft(tmp_path):
+    PreProjConfig(expansion=2.0).save_pretrained(tmp_path)
+    assert PeftConfig.from_pretrained(tmp_path) == PreProjConfig(expansion=2.0)
+
+
+def test_missing_keys_are_warned_of(tmp_path):
+    model = get_peft_model(tiny_model("llama"), PreProjConfig(pre_projection=False))
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"pre_projection": True}))
+    with pytest.warns(UserWarning, match="missing adapter keys"):
+        PeftModel.from_pretrained(tiny_model("llama"), tmp_path)
+
+
+def test_loading_is_silent(tmp_path):
+    get_peft_model(tiny_model("llama"), PreProjConfig()).save_pretrained(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        PeftModel.from_pretrained(tiny_model("llama"), tmp_path)
+
+
+def test_import_costs_little_more_than_peft():
+    code = (
+        "import sys, time, peft; known = set(sys.modules); before = time.perf_counter(); import preproj;"
+        "print(time.perf_counter() - before);"
+        "print(*sorted({name.split('.')[0] for name in set(sys.modules) - known}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds, loaded = done.stdout.splitlines()
+    assert float(seconds) < 0.5  # peft itself takes several seconds
+    assert loaded == "preproj"

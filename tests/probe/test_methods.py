@@ -1,0 +1,108 @@
+"""Methods: what trains, how much, and LoRA's rank."""
+
+import pytest
+import torch
+from naive import tiny_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from preproj.probe.methods import attach, reference_budget
+
+PYTHIA_410M = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "vocab_size": 50_304,
+}
+
+
+def meta(model_type: str, **sizes: int):
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes))
+
+
+def test_none_trains_nothing():
+    attached = attach(tiny_model("llama"), "none", 0)
+    assert attached.trainable_parameters == 0
+    assert attached.adapter is None
+    assert not any(p.requires_grad for p in attached.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("method", "per_layer"),
+    [("pre", 2.5 * 32 * 32), ("skip", 32 * 32), ("pre+skip", 3.5 * 32 * 32)],
+)
+def test_new_weights_are_those_of_the_equations(method, per_layer):
+    attached = attach(tiny_model("llama"), method, 0)
+    assert attached.trainable_parameters == 2 * per_layer
+    assert attached.total_parameters == 2 * per_layer + sum(p.numel() for p in tiny_model("llama").parameters())
+
+
+def test_only_ablations_carry_a_size_mark():
+    assert attach(tiny_model("llama"), "pre", 0).notes == [
+        "pre: an ablation at its natural size, 71% of pre+skip's parameters."
+    ]
+    assert attach(tiny_model("llama"), "skip", 0).notes == [
+        "skip: an ablation at its natural size, 29% of pre+skip's parameters."
+    ]
+    assert attach(tiny_model("llama"), "pre+skip", 0).notes == []
+
+
+def test_lora_rank_is_the_nearest_to_the_budget():
+    base = meta("gpt_neox", **PYTHIA_410M)
+    assert reference_budget(base) == 88_080_384
+    # All linear layers of a block, in + out: qkv 1024 + 3072, dense 2048, up 1024 + 4096, down 4096 + 1024.
+    per_rank = 24 * (4096 + 2048 + 5120 + 5120)
+    attached = attach(base, "lora", 0)
+    assert attached.adapter["rank"] == round(88_080_384 / per_rank) == 224
+    assert attached.trainable_parameters == 224 * per_rank
+    assert attached.notes == []
+
+
+def test_lora_qkv_reproduces_the_papers_size():
+    # The paper's LoRA has 94.4 M parameters at 410M: rank 960 on query_key_value alone.
+    attached = attach(meta("gpt_neox", **PYTHIA_410M), "lora-qkv", 0)
+    per_rank = 24 * (1024 + 3072)
+    assert 960 * per_rank == 94_371_840
+    assert attached.adapter["target_modules"] == ["query_key_value"]
+    assert attached.trainable_parameters == attached.adapter["rank"] * per_rank
+    assert attached.adapter["rank"] == round(88_080_384 / per_rank) == 896
+    # 896 · 4096 is more than the dense 1024 · 3072.
+    assert len(attached.notes) == 1
+    assert (
+        "LoRA at rank 896 has more parameters than the dense matrix it changes in query_key_value" in attached.notes[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [
+        ("llama", ["k_proj", "q_proj", "v_proj"]),
+        ("phi", ["k_proj", "q_proj", "v_proj"]),
+        ("gpt2", ["c_attn"]),
+        ("gpt_neox", ["query_key_value"]),
+    ],
+)
+def test_lora_qkv_targets_the_input_projections_alone(name, targets):
+    attached = attach(tiny_model(name), "lora-qkv", 0)
+    assert attached.adapter["target_modules"] == targets
+    adapted = {n.rsplit(".", 1)[-1] for n, m in attached.model.named_modules() if hasattr(m, "lora_A")}
+    assert adapted == set(targets)
+
+
+def test_lora_leaves_the_output_head_alone_and_scales_by_one():
+    attached = attach(tiny_model("llama"), "lora", 0)
+    adapted = {n.rsplit(".", 1)[-1]: m for n, m in attached.model.named_modules() if hasattr(m, "lora_A")}
+    assert set(adapted) == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert adapted["q_proj"].scaling == {"default": 1.0}
+
+
+@pytest.mark.parametrize("method", ["pre+skip", "lora"])
+def test_start_weights_follow_the_seed(method):
+    def start(seed: int) -> torch.Tensor:
+        torch.manual_seed(99)
+        model = attach(tiny_model("llama"), method, seed).model
+        return torch.cat([p.flatten() for p in model.parameters() if p.requires_grad])
+
+    assert torch.equal(start(0), start(0))
+    assert not torch.equal(start(0), start(1))
