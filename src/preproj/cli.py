@@ -11,7 +11,7 @@ from transformers.utils import logging as transformers_logging
 from preproj.probe.errors import RecipeError
 from preproj.probe.recipe import load_recipe
 from preproj.probe.runner import run_probe
-from preproj.report import print_table, write_report
+from preproj.report import ReportError, print_table, write_report
 
 app = typer.Typer(
     add_completion=False,
@@ -44,7 +44,7 @@ def probe(
         finished = run_probe(loaded, run, console)
         report = write_report(run)
         print_table(run, console)
-    except RecipeError as error:
+    except (RecipeError, ReportError) as error:
         typer.echo(f"preproj: {error}", err=True)
         raise typer.Exit(2) from error
     except OSError as error:

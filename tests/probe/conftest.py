@@ -1,5 +1,6 @@
 """A tiny base model with a real tokenizer, and real text in files."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -59,8 +60,14 @@ def tiny_base(text_files: dict[str, str], tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture
-def recipe(tiny_base: Path, text_files: dict[str, str]) -> dict:
-    """A recipe that runs in seconds, as a mapping to change."""
+def recipe(tiny_recipe: dict) -> dict:
+    """A recipe that runs in seconds, to change."""
+    return copy.deepcopy(tiny_recipe)
+
+
+@pytest.fixture(scope="session")
+def tiny_recipe(tiny_base: Path, text_files: dict[str, str]) -> dict:
+    """The same, to leave as it is."""
     return {
         "name": "tiny",
         "model": {"name": str(tiny_base)},

@@ -50,7 +50,8 @@ def changed(path: str, value: object) -> str:
         ("data.source", "web", "data.source is 'web'; allowed: 'python-docs' or 'files'"),
         ("data", {"source": "files", "train": "a.txt"}, "data: source files needs train, validation and test"),
         ("data", {"train": "a.txt"}, "data: train goes with source: files only"),
-        ("evaluation.stride", 999, "evaluation: stride is 999: expected at most context = 256"),
+        ("evaluation.stride", 999, "evaluation: stride is 999: expected less than context = 256"),
+        ("evaluation.stride", 256, "evaluation: stride is 256: expected less than context = 256"),
         ("format_version", 2, "format_version is 2; allowed: 1"),
     ],
 )

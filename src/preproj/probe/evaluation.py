@@ -34,7 +34,7 @@ def windows(length: int, context: int, stride: int) -> Iterator[tuple[int, int, 
     """Yield ``(begin, end, first)``: score positions ``first:end`` of the window ``begin:end``.
 
     Every position but 0 is scored exactly once; after the first window each has at least ``context - stride`` tokens
-    before it.
+    before it, so ``stride`` must be less than ``context``.
     """
     first = 1
     for begin in range(0, length, stride):

@@ -88,7 +88,8 @@ class Evaluation(Section):
     context: PositiveInt = 256
     """Tokens per perplexity window."""
     stride: PositiveInt = 128
-    """Tokens the window moves; a token is scored once, with at least ``context - stride`` tokens before it."""
+    """Tokens the window moves; a token is scored once, with at least ``context - stride`` tokens
+    before it."""
     document_tokens: PositiveInt = 256
     """Tokens scored at the start of each document."""
     documents: PositiveInt = 48
@@ -98,8 +99,8 @@ class Evaluation(Section):
 
     @model_validator(mode="after")
     def _stride_within_context(self) -> "Evaluation":
-        if self.stride > self.context:
-            raise ValueError(f"stride is {self.stride}: expected at most context = {self.context}")
+        if self.stride >= self.context:
+            raise ValueError(f"stride is {self.stride}: expected less than context = {self.context}")
         return self
 
 

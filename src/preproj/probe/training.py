@@ -112,6 +112,7 @@ def train(
         save_total_limit=2,
         seed=seed,
         report_to=[],
+        dataloader_pin_memory=torch.cuda.is_available(),
         disable_tqdm=True,
         remove_unused_columns=False,
     )

@@ -1,0 +1,301 @@
+"""Whole runs through the command line, on a tiny model: files, interruptions, failures, and no network."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import Result
+from peft import __version__ as peft_version
+from safetensors.torch import load_file
+from torch import __version__ as torch_version
+from transformers import AutoModelForCausalLM, MambaConfig, PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from preproj.cli import app
+from preproj.probe.files import read_json, read_jsonl
+
+
+def preproj(*arguments: object, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "preproj", *map(str, arguments)], capture_output=True, text=True, **options
+    )
+
+
+def start(*arguments: object) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "preproj", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def in_process(*arguments: object) -> Result:
+    """Call the command line without the seconds that a new process needs."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_recipe, tmp_path_factory):
+    """A finished run of `none` and `pre+skip`, its recipe file and its process; tests leave it as it is."""
+    folder = tmp_path_factory.mktemp("finished")
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(tiny_recipe))
+    done = preproj("probe", path, "--out", folder / "run")
+    assert done.returncode == 0, done.stderr
+    return folder / "run", done
+
+
+def wait_for(condition, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.05)
+
+
+def test_a_run_writes_its_folder_and_a_second_call_does_nothing_again(finished, write_recipe, recipe):
+    run, done = finished
+    assert "pre+skip" in done.stdout
+    assert f"Report: {run / 'report.html'}" in done.stdout
+    assert sorted(p.relative_to(run).as_posix() for p in run.rglob("*") if p.is_file() and ".lock" not in p.name) == sorted(
+        [
+            "recipe.yaml", "environment.json", "corpus.json", "summary.json", "report.html", "report.md",
+            "data/blocks.npy", "data/documents.jsonl", "data/passages.jsonl",
+            *(f"figures/{name}.svg" for name in
+              ("headline", "learning-curves", "pre-to-input", "skip-norm", "skip-to-attention")),
+            *(f"cells/none/seed0/{name}" for name in
+              ("metrics.json", "documents.jsonl", "passages.jsonl", "log.txt")),
+            *(f"cells/pre+skip/seed0/{name}" for name in
+              ("metrics.json", "documents.jsonl", "passages.jsonl", "log.txt", "training.jsonl", "trained.json",
+               "adapter/README.md", "adapter/adapter_config.json", "adapter/adapter_model.safetensors")),
+        ]
+    )  # fmt: skip
+    stamps = {p: p.stat().st_mtime_ns for p in (run / "cells").rglob("metrics.json")}
+    begin = time.monotonic()
+    again = in_process("probe", write_recipe(recipe), "--out", run)
+    assert again.exit_code == 0
+    assert time.monotonic() - begin < 10
+    assert {p: p.stat().st_mtime_ns for p in (run / "cells").rglob("metrics.json")} == stamps
+
+
+def test_metrics_agree_with_the_items_and_with_the_adapter(finished):
+    run, _ = finished
+    metrics = read_json(run / "cells/pre+skip/seed0/metrics.json")
+    documents = read_jsonl(run / "cells/pre+skip/seed0/documents.jsonl")
+    passages = read_jsonl(run / "cells/pre+skip/seed0/passages.jsonl")
+    weights = load_file(run / "cells/pre+skip/seed0/adapter/adapter_model.safetensors")
+    assert metrics["trainable_parameters"] == sum(w.numel() for w in weights.values()) == 2 * 3.5 * 32 * 32
+    assert metrics["tokens"] == 1280
+    assert metrics["steps"] == 20
+    mean = sum(d["negative_log_likelihood"] for d in documents) / sum(d["tokens"] for d in documents)
+    assert metrics["perplexity"]["value"] == pytest.approx(math.exp(mean))
+    assert metrics["last_word"]["correct"] == sum(p["correct"] for p in passages)
+    assert len(documents) == metrics["perplexity"]["documents"] == 8
+    skips = {k.split(".layers.")[1][0]: w.norm().item() for k, w in weights.items() if "skip" in k}
+    assert [row["skip_norm"] for row in metrics["layers"]] == pytest.approx([skips["0"], skips["1"]])
+    summary = {row["method"]: row for row in read_json(run / "summary.json")["rows"]}
+    assert summary["pre+skip"]["perplexity"] < summary["none"]["perplexity"]
+    difference = summary["pre+skip"]["versus"]["none"]["perplexity"]
+    assert difference["difference"] == pytest.approx(summary["pre+skip"]["perplexity"] - summary["none"]["perplexity"])
+    assert difference["low"] <= difference["difference"] <= difference["high"] < 0
+    assert read_json(run / "corpus.json")["splits"]["test"]["documents"] == 24
+    assert yaml.safe_load((run / "recipe.yaml").read_text())["training"]["warmup_ratio"] == 0.1
+
+
+def test_another_recipe_in_the_same_folder_is_refused(finished, recipe, write_recipe):
+    run, _ = finished
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    recipe["training"]["tokens"] = 640
+    done = in_process("probe", write_recipe(recipe), "--out", run)
+    assert done.exit_code == 2
+    assert "another recipe: training.tokens was 1280 and is 640; choose another with --out." in done.stderr
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize("signal_sent", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
+def test_an_interrupted_run_goes_on_and_ends_like_an_uninterrupted_one(
+    finished, recipe, write_recipe, tmp_path, signal_sent
+):
+    whole, _ = finished
+    cut = tmp_path / "cut"
+    log = cut / "cells/pre+skip/seed0/training.jsonl"
+    process = start("probe", write_recipe(recipe), "--out", cut)
+    wait_for(lambda: log.exists() and len(read_jsonl(log)) >= 6)
+    if signal_sent == signal.SIGINT:
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        assert process.wait(60) == 130
+        assert "interrupted; the same command continues this run" in process.stdout.read()
+    else:
+        process.kill()  # the runner only: its cell must end by itself
+    process.wait()
+    done = preproj("probe", write_recipe(recipe), "--out", cut)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("adapter/adapter_model.safetensors", "documents.jsonl", "passages.jsonl", "training.jsonl"):
+        assert (cut / "cells/pre+skip/seed0" / name).read_bytes() == (
+            whole / "cells/pre+skip/seed0" / name
+        ).read_bytes(), name
+
+
+def test_a_killed_cell_does_not_stop_the_others_and_is_run_again(recipe, write_recipe, tmp_path):
+    recipe["methods"] = ["pre+skip", "none"]
+    run = tmp_path / "run"
+    process = start("probe", write_recipe(recipe), "--out", run)
+    log = run / "cells/pre+skip/seed0/training.jsonl"
+    wait_for(log.exists)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert children
+    for child in children:
+        os.kill(int(child), signal.SIGKILL)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "pre+skip seed 0 stopped with exit code -9" in output.replace("\n", " ")
+    rows = {row["method"]: row["status"] for row in read_json(run / "summary.json")["rows"]}
+    assert rows == {"pre+skip": "missing", "none": "finished"}
+    assert preproj("probe", write_recipe(recipe), "--out", run).returncode == 0
+
+
+def test_a_loss_that_is_not_finite_fails_its_cell_alone(recipe, write_recipe, tmp_path):
+    recipe["methods"] = ["pre", "none", "skip"]
+    recipe["training"]["learning_rate"]["pre"] = 1e30
+    done = preproj("probe", write_recipe(recipe), "--out", tmp_path / "run")
+    assert done.returncode == 1
+    failed = read_json(tmp_path / "run/cells/pre/seed0/failed.json")
+    assert failed["step"] > 1
+    assert f"not finite at step {failed['step']}" in done.stdout.replace("\n", " ")
+    rows = {row["method"]: row["status"] for row in read_json(tmp_path / "run/summary.json")["rows"]}
+    assert rows == {"pre": "failed", "none": "finished", "skip": "finished"}
+    # It stays failed, and costs nothing, when the command is repeated.
+    assert in_process("probe", write_recipe(recipe), "--out", tmp_path / "run").exit_code == 1
+    assert read_json(tmp_path / "run/cells/pre/seed0/failed.json") == failed
+
+
+def test_seeds_and_methods_make_cells_and_the_untouched_model_is_one(recipe, write_recipe, tmp_path):
+    recipe |= {"methods": ["none", "skip"], "seeds": [0, 3]}
+    recipe["evaluation"]["passages"] = 0
+    done = preproj("probe", write_recipe(recipe), "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    rows = read_json(tmp_path / "run/summary.json")["rows"]
+    assert [(r["method"], r["seed"]) for r in rows] == [("none", 0), ("skip", 0), ("skip", 3)]
+    assert [r["last_word_accuracy"] for r in rows] == [None] * 3
+    orders = [read_json(tmp_path / f"run/cells/skip/seed{s}/metrics.json")["token_order_sha256"] for s in (0, 3)]
+    assert orders[0] != orders[1]
+
+
+NO_NETWORK = """
+import socket
+def refuse(self, address, *rest):
+    if self.family != socket.AF_UNIX:
+        with open({log!r}, "a") as file:
+            file.write(repr(address))
+        raise OSError("no network in this test")
+socket.socket.connect = socket.socket.connect_ex = refuse
+def no_name(host, *rest, **options):
+    with open({log!r}, "a") as file:
+        file.write(repr(host))
+    raise socket.gaierror("no network in this test")
+socket.getaddrinfo = no_name
+"""
+
+
+def test_a_run_touches_no_network(recipe, write_recipe, tmp_path):
+    log = tmp_path / "network.log"
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text(NO_NETWORK.format(log=str(log)))
+    path = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    probe = "import socket; socket.create_connection(('127.0.0.1', 9))"
+    guarded = subprocess.run([sys.executable, "-c", probe], check=False, env=environment, capture_output=True)
+    assert guarded.returncode == 1
+    assert "127.0.0.1" in log.read_text()  # the guard works
+    log.unlink()
+    recipe["methods"] = ["none", "pre+skip", "lora"]
+    done = preproj("probe", write_recipe(recipe), "--out", tmp_path / "run", env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not log.exists()
+
+
+def test_two_at_once_on_one_folder_are_refused(recipe, write_recipe, tmp_path):
+    recipe["training"]["tokens"] = 64_000
+    run = tmp_path / "run"
+    process = start("probe", write_recipe(recipe), "--out", run)
+    try:
+        wait_for((run / "cells/pre+skip/seed0/training.jsonl").exists)
+        done = in_process("probe", write_recipe(recipe), "--out", run)
+        assert done.exit_code == 2
+        assert "is in use by another preproj" in done.stderr
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+MISTAKES = [
+    (lambda r: r["model"].update(name="/nowhere/model"), "model.name: /nowhere/model"),
+    (lambda r: r["data"].update(test="/nowhere/text.txt"), "data.test: "),
+    (lambda r: r["training"].update(block_size=640, batch_size=1), "training.block_size is 640: "),
+    (lambda r: r["evaluation"].update(context=129), "evaluation.context is 129: "),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), MISTAKES, ids=[sentence for _, sentence in MISTAKES])
+def test_a_mistake_exits_with_2_one_sentence_and_nothing_written(recipe, write_recipe, tmp_path, change, sentence):
+    change(recipe)
+    path = write_recipe(recipe)
+    before = sorted(tmp_path.rglob("*"))
+    done = in_process("probe", path, "--out", tmp_path / "run")
+    assert done.exit_code == 2, done.output
+    assert done.stderr.startswith("preproj: ")
+    assert sentence in done.stderr
+    assert done.stderr.strip().count("\n") == 0
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_text_that_is_too_short_or_empty(recipe, write_recipe, tmp_path):
+    (tmp_path / "short.txt").write_text("Too short.")
+    recipe["data"]["train"] = str(tmp_path / "short.txt")
+    done = in_process("probe", write_recipe(recipe), "--out", tmp_path / "run")
+    assert done.exit_code == 2
+    assert "data.train has" in done.stderr
+    assert "expected at least one block of training.block_size = 32" in done.stderr
+    (tmp_path / "short.txt").write_text(" \n")
+    done = in_process("probe", write_recipe(recipe), "--out", tmp_path / "run")
+    assert done.exit_code == 2
+    assert "data.train" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_folders_that_are_no_run(recipe, write_recipe, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "is a file; choose another" in in_process("probe", write_recipe(recipe), "--out", tmp_path / "file").stderr
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/notes.txt").write_text("mine")
+    done = in_process("probe", write_recipe(recipe), "--out", tmp_path / "full")
+    assert done.exit_code == 2
+    assert "is not empty and not a run" in done.stderr
+    assert [p.name for p in (tmp_path / "full").iterdir()] == ["notes.txt"]
+
+
+def test_a_model_without_attention_is_refused_in_one_sentence(recipe, write_recipe, tmp_path, tiny_base):
+    folder = tmp_path / "mamba"
+    config = MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=384, state_size=4)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    PreTrainedTokenizerFast.from_pretrained(tiny_base).save_pretrained(folder)
+    recipe["model"]["name"] = str(folder)
+    done = in_process("probe", write_recipe(recipe), "--out", tmp_path / "run")
+    assert done.exit_code == 2, done.stderr
+    assert "does not know where attention sits in a 'mamba' model" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_environment_names_versions_and_hardware(finished):
+    environment = read_json(finished[0] / "environment.json")
+    assert environment["packages"]["torch"] in torch_version
+    assert environment["packages"]["peft"] == peft_version
+    assert environment["hardware"]["cores"] == os.cpu_count()
+    assert environment["hardware"]["memory_bytes"] == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
