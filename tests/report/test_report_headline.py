@@ -14,7 +14,7 @@ def cell(method, parameters, perplexity=30.0, seed=0, **versus):
         other: Comparison(*(Interval((low + high) / 2, low, high) for low, high in intervals))
         for other, intervals in versus.items()
     }
-    result = Result(parameters, 0.1, None, 2**30, 1.0, perplexity, 0.4, comparisons, None, (), ())
+    result = Result(parameters, 0.1, 1e-3, None, 2**30, 1.0, perplexity, 0.4, comparisons, None, (), ())
     return Row(method, seed, "finished", None, (), result)
 
 

@@ -39,6 +39,7 @@ def expected_rows(folder: Path) -> dict[str, list[str]]:
             deltas[0],
             f"{100 * row['last_word_accuracy']:.1f} %",
             deltas[1],
+            "–" if speed is None else "0.001",
             "–" if speed is None else f"{speed:,.0f}",
             f"{row['peak_memory_bytes'] / 2**30:.2f} GiB",
             f"{row['seconds']:.0f} s",
@@ -49,7 +50,7 @@ def expected_rows(folder: Path) -> dict[str, list[str]]:
 def test_html_table_says_what_the_summary_says(demo):
     table = Page((demo / "report.html").read_text()).tables[0]
     shown = {row[0].split(" [")[0]: row[1:] for row in table[1:]}
-    assert shown.pop("lora-qkv") == ["missing [2]", *["–"] * 8]
+    assert shown.pop("lora-qkv") == ["missing [2]", *["–"] * 9]
     assert shown == expected_rows(demo)
 
 

@@ -123,6 +123,7 @@ def _result(fields: Fields, cell: Path) -> Result:
     return Result(
         trainable_parameters=fields.whole("trainable_parameters"),
         share_of_total=fields.number("share_of_total"),
+        learning_rate=fields.optional_number("learning_rate"),
         tokens_per_second=fields.optional_number("tokens_per_second"),
         peak_memory_bytes=fields.whole("peak_memory_bytes"),
         seconds=fields.number("seconds"),

@@ -66,6 +66,7 @@ class Result:
 
     trainable_parameters: int
     share_of_total: float
+    learning_rate: float | None
     tokens_per_second: float | None
     peak_memory_bytes: int
     seconds: float

@@ -50,6 +50,7 @@ def headline_table(run: Run) -> Table:
         Column("trainable parameters", "quality", lambda _, result: Cell(units.whole(result.trainable_parameters))),
         Column("share of total", "cost", lambda _, result: Cell(units.share(result.share_of_total))),
         *(column for measure in run.measures for column in _measure_columns(run, measure)),
+        Column("peak learning rate", "cost", lambda _, result: Cell(units.learning_rate(result.learning_rate))),
         Column("training tokens/s", "cost", lambda _, result: Cell(units.rate(result.tokens_per_second))),
         Column("peak memory", "cost", lambda _, result: Cell(units.memory(result.peak_memory_bytes))),
         Column("time, whole cell", "cost", lambda _, result: Cell(units.seconds(result.seconds))),

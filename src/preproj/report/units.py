@@ -47,6 +47,11 @@ def rate(per_second: float | None) -> str:
     return NOTHING if per_second is None else f"{per_second:,.0f}"
 
 
+def learning_rate(rate: float | None) -> str:
+    """A learning rate: `3e-5`."""
+    return NOTHING if rate is None else f"{rate:.3g}".replace("e-0", "e-")
+
+
 def memory(size: int) -> str:
     """A memory size: `1.53 GiB`."""
     return f"{size / 2**30:,.2f} GiB"

@@ -1,0 +1,68 @@
+"""The real model: published and independently measured figures, and the demo itself."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from preproj.probe.base import PACKAGED, load_model, load_tokenizer, resolve_base
+from preproj.probe.evaluation import score_document, score_last_word
+from preproj.probe.files import read_json, read_jsonl
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    base = resolve_base(PACKAGED)
+    return load_model(base, "float32"), load_tokenizer(base)
+
+
+@pytest.mark.data
+def test_wikitext_perplexity_of_the_untouched_model(smollm2, data_folder: Path):
+    # 23.2 was measured independently on the same 20 windows of 1,024 tokens of the WikiText test split.
+    model, tokenizer = smollm2
+    ids = tokenizer((data_folder / "wiki.test.raw").read_text("utf-8")).input_ids
+    scores = [score_document(model, ids[i * 1024 : (i + 1) * 1024], 1024, 512) for i in range(20)]
+    loss = sum(s["negative_log_likelihood"] for s in scores) / sum(s["tokens"] for s in scores)
+    assert math.exp(loss) == pytest.approx(23.2, abs=0.1)
+
+
+@pytest.mark.data
+def test_lambada_accuracy_of_the_untouched_model(smollm2, data_folder: Path):
+    # 0.34 was measured independently on the first 200 passages.
+    model, tokenizer = smollm2
+    texts = [json.loads(line)["text"] for line in (data_folder / "lambada_openai.jsonl").read_text().splitlines()[:200]]
+    correct = 0
+    for text in texts:
+        context, target = text.rsplit(" ", 1)
+        correct += score_last_word(model, tokenizer, context, " " + target)["correct"]
+    assert correct / 200 == pytest.approx(0.34, abs=0.005)
+
+
+def test_the_demo_ends_in_time_and_memory_and_pre_skip_lowers_perplexity(tmp_path: Path):
+    # As a newcomer meets it: an empty cache, so the conversion of the weights is in the time.
+    environment = {**os.environ, "PREPROJ_CACHE": str(tmp_path / "cache")}
+    begin = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "preproj", "probe", "--out", str(tmp_path / "run")],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    seconds = time.monotonic() - begin
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert seconds < 15 * 60
+    run = tmp_path / "run"
+    rows = {row["method"]: row for row in read_json(run / "summary.json")["rows"]}
+    assert list(rows) == ["none", "lora", "pre", "pre+skip"]
+    assert all(row["peak_memory_bytes"] < 6e9 for row in rows.values())
+    assert rows["pre+skip"]["versus"]["none"]["perplexity"]["high"] < 0
+    assert rows["pre+skip"]["trainable_parameters"] == 30 * 3.5 * 576 * 576
+    assert rows["lora"]["trainable_parameters"] == pytest.approx(rows["pre+skip"]["trainable_parameters"], rel=0.005)
+    assert len(read_jsonl(run / "cells/none/seed0/documents.jsonl")) >= 40
+    assert "instruction-tuned" in (run / "report.html").read_text("utf-8")
+    assert "instruction-tuned" in done.stdout
