@@ -228,4 +228,5 @@ def naive_logits(
         own = {name.removeprefix(prefix): tensor for name, tensor in w.items() if name.startswith(prefix)}
         given = (new_weights[i] if new_weights else None) or {}
         x_BTD = block(c, own, {name: t for name, t in given.items() if t is not None}, x_BTD, island)
-    return linear(w, "lm_head", norm(c, w, final_norm, x_BTD, island))
+    head = "lm_head" if "lm_head.weight" in w else "embed_out"  # gpt_neox in older versions of the host
+    return linear(w, head, norm(c, w, final_norm, x_BTD, island))

@@ -93,8 +93,15 @@ class PreProjModel(BaseTuner):
                     if adapter_name in linears:
                         linears[adapter_name].to(dtype)
 
-    def _enable_adapter_layers(self, enabled: bool = True) -> None:
-        """Switch our layers only: another method beside us keeps its own state."""
+    def enable_adapter_layers(self) -> None:
+        """Switch our layers on; another method beside us keeps its own state."""
+        self._switch(enabled=True)
+
+    def disable_adapter_layers(self) -> None:
+        """Switch our layers off; another method beside us keeps its own state."""
+        self._switch(enabled=False)
+
+    def _switch(self, enabled: bool) -> None:
         for module in self.model.modules():
             if isinstance(module, self.tuner_layer_cls | AuxiliaryTrainingWrapper):
                 module.enable_adapters(enabled)  # type: ignore[operator]  # peft has no types
