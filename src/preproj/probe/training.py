@@ -93,6 +93,8 @@ def train(
         NonFiniteLossError: if the loss is not finite.
     """
     tokens = blocks[block_order(len(blocks), settings.steps * settings.batch_size, seed)]
+    labels = tokens.copy()
+    labels[:, 0] = -100  # nothing predicts a block's first token; older Trainers count it in the mean otherwise
     checkpoints = folder / "checkpoints"
     resume = _newest_whole_checkpoint(checkpoints)
     log = _Log(folder / "training.jsonl", settings, on_step)
@@ -119,7 +121,7 @@ def train(
     trainer = _FrozenProbeTrainer(
         model=model,
         args=arguments,
-        train_dataset=Dataset.from_dict({"input_ids": tokens, "labels": tokens}),
+        train_dataset=Dataset.from_dict({"input_ids": tokens, "labels": labels}),
         data_collator=default_data_collator,
         callbacks=[log],
     )
