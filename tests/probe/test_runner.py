@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -160,6 +161,30 @@ def test_a_killed_cell_does_not_stop_the_others_and_is_run_again(recipe, write_r
     rows = {row["method"]: row["status"] for row in read_json(run / "summary.json")["rows"]}
     assert rows == {"pre+skip": "missing", "none": "finished"}
     assert preproj("probe", write_recipe(recipe), "--out", run).returncode == 0
+
+
+LEFT_BEHIND = {
+    "the text without corpus.json": ["corpus.json", "environment.json", "summary.json", "cells"],
+    "the text without environment.json": ["corpus.json", "cells"],
+    "an adapter without its record": ["cells/pre+skip/seed0/trained.json", "cells/pre+skip/seed0/metrics.json"],
+    "a trained cell without its scores": ["cells/pre+skip/seed0/metrics.json", "cells/pre+skip/seed0/documents.jsonl"],
+    "cells without a summary": ["summary.json", "report.html"],
+}
+
+
+@pytest.mark.parametrize("missing", LEFT_BEHIND.values(), ids=LEFT_BEHIND.keys())
+def test_any_state_a_kill_can_leave_is_completed_to_the_same_result(finished, recipe, write_recipe, tmp_path, missing):
+    whole, _ = finished
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    for name in missing:
+        shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
+    result = in_process("probe", write_recipe(recipe), "--out", run)
+    assert result.exit_code == 0, result.output
+    for name in ("adapter/adapter_model.safetensors", "documents.jsonl", "passages.jsonl"):
+        path = Path("cells/pre+skip/seed0") / name
+        assert (run / path).read_bytes() == (whole / path).read_bytes(), name
+    assert {p.relative_to(run) for p in run.rglob("*")} == {p.relative_to(whole) for p in whole.rglob("*")}
 
 
 def test_a_loss_that_is_not_finite_fails_its_cell_alone(recipe, write_recipe, tmp_path):

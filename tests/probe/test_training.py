@@ -139,6 +139,14 @@ def test_a_checkpoint_cut_short_is_passed_over_for_the_one_before(tmp_path, dama
     assert torch.equal(new_weights(resumed), new_weights(whole))
 
 
+def test_a_cell_killed_after_its_last_step_ends_the_same(tmp_path):
+    whole, _ = run(tmp_path)
+    again, trained = run(tmp_path)  # from checkpoint-12 of 12
+    assert torch.equal(new_weights(again), new_weights(whole))
+    assert [row["step"] for row in read_jsonl(tmp_path / "training.jsonl")] == list(range(1, 13))
+    assert trained.seconds > 0
+
+
 def test_old_checkpoints_are_removed(tmp_path):
     run(tmp_path)
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["checkpoint-12", "checkpoint-8"]

@@ -64,6 +64,7 @@ def run_cell(run: Path, method: str, seed: int) -> None:
     try:
         attached, trained = _train(recipe, prepared, model, folder, method, seed, progress)
     except NonFiniteLossError as error:
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         write_json(folder / "failed.json", {"method": method, "seed": seed, "step": error.step, "reason": str(error)})
         return
     result = _evaluate(attached.model.eval(), load_tokenizer(base), recipe, prepared, folder, progress)
@@ -90,7 +91,6 @@ def run_cell(run: Path, method: str, seed: int) -> None:
             "layers": layers,
         },
     )
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
 class _Progress:
@@ -153,6 +153,7 @@ def _train(
                 "seconds": {"train": trained.seconds},
             },
         )
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     progress.set(TRAINING_WORK * settings.tokens)
     record = read_json(trained_record)
     del record["format_version"]

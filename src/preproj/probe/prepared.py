@@ -35,13 +35,14 @@ class Prepared:
 
     def write(self, run: Path) -> None:
         """Write ``run/data``, whole or not at all."""
-        temporary = run / ".data.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
+        folder, temporary = run / "data", run / ".data.tmp"
+        for leftover in (folder, temporary):
+            shutil.rmtree(leftover, ignore_errors=True)
         temporary.mkdir()
         np.save(temporary / "blocks.npy", self.blocks)
         write_jsonl(temporary / "documents.jsonl", ({"id": name, "input_ids": ids} for name, ids in self.documents))
         write_jsonl(temporary / "passages.jsonl", map(asdict, self.passages))
-        temporary.rename(run / "data")
+        temporary.rename(folder)
 
     @classmethod
     def read(cls, run: Path) -> "Prepared":

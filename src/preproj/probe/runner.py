@@ -43,16 +43,17 @@ def run_probe(recipe: Recipe, run: Path, console: Console) -> bool:
             holds something else or is in use.
     """
     _check_folder(run, recipe)
-    base = resolve_base(recipe.model.name)
-    config = load_config(base)
-    described = _describe_base(recipe, base, config)
-    fresh = None if (run / "corpus.json").exists() else _load_text(recipe, base, config, console)
+    with console.status("preparing the base model and the text (the packaged model's first use takes half a minute)"):
+        base = resolve_base(recipe.model.name)
+        config = load_config(base)
+        described = _describe_base(recipe, base, config)
+        fresh = None if (run / "corpus.json").exists() else _load_text(recipe, base, config)
     run.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(run / ".lock", timeout=0):
             write_text(run / "recipe.yaml", recipe.to_yaml())
             if fresh:
-                _write_text(run, *fresh)
+                _write_text(run, recipe.model.dtype, *fresh)
             _run_cells(recipe, run, base, console, lambda: write_summary(run, recipe, described))
             rows = write_summary(run, recipe, described)
     except Timeout as error:
@@ -102,20 +103,19 @@ def _describe_base(recipe: Recipe, base: Base, config: PretrainedConfig) -> dict
     return {"name": base.name, "dtype": recipe.model.dtype, "parameters": parameters, "note": base.note}
 
 
-def _load_text(recipe: Recipe, base: Base, config: PretrainedConfig, console: Console) -> tuple[Corpus, Prepared]:
+def _load_text(recipe: Recipe, base: Base, config: PretrainedConfig) -> tuple[Corpus, Prepared]:
     """Read and tokenise the text."""
     data = recipe.data
-    with console.status("reading the text"):
-        paths = [Path(getattr(data, split) or "") for split in SPLITS]
-        corpus = files(*paths) if data.source == "files" else python_docs()
-        length = context_length(config) or sys.maxsize
-        return corpus, prepare(recipe, corpus, load_tokenizer(base), length, config.get_text_config().vocab_size)
+    paths = [Path(getattr(data, split) or "") for split in SPLITS]
+    corpus = files(*paths) if data.source == "files" else python_docs()
+    length = context_length(config) or sys.maxsize
+    return corpus, prepare(recipe, corpus, load_tokenizer(base), length, config.get_text_config().vocab_size)
 
 
-def _write_text(run: Path, corpus: Corpus, prepared: Prepared) -> None:
+def _write_text(run: Path, dtype: str, corpus: Corpus, prepared: Prepared) -> None:
     """Write what every cell reads; corpus.json last, as the sign that all of it is there."""
     prepared.write(run)
-    write_json(run / "environment.json", describe_environment())
+    write_json(run / "environment.json", describe_environment(dtype))
     write_json(run / "corpus.json", describe_corpus(corpus, prepared))
 
 
@@ -158,6 +158,8 @@ def _show(progress: Progress, task: TaskID, before: int, units: int) -> None:
 def _run_cell(run: Path, folder: Path, method: str, seed: int, base: Base, on_progress: Callable[[int], Any]) -> int:
     """Run one cell in its own process, so that its peak memory is its own; return the exit code."""
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+    # One device a cell: with more, the Trainer would split the batch over them.
+    environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     if base.path is not None:
         environment["HF_HUB_OFFLINE"] = "1"
     with (folder / "log.txt").open("a", encoding="utf-8") as log:

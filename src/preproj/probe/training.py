@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from torch import nn
+from peft import PeftModel
 from torch.utils.data import SequentialSampler
 from transformers import (
     Trainer,
@@ -68,7 +68,7 @@ def block_order(blocks: int, needed: int, seed: int) -> np.ndarray:
 
 
 def train(
-    model: nn.Module,
+    model: PeftModel,
     blocks: np.ndarray,
     settings: Training,
     learning_rate: float,
@@ -108,6 +108,7 @@ def train(
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
         optim="adamw_torch",
+        use_cpu=model.device.type == "cpu",
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_steps=settings.save_steps,

@@ -53,7 +53,7 @@ def headline_table(run: Run) -> Table:
         Column("peak learning rate", "cost", lambda _, result: Cell(units.learning_rate(result.learning_rate))),
         Column("training tokens/s", "cost", lambda _, result: Cell(units.rate(result.tokens_per_second))),
         Column("peak memory", "cost", lambda _, result: Cell(units.memory(result.peak_memory_bytes))),
-        Column("time, whole cell", "cost", lambda _, result: Cell(units.seconds(result.seconds))),
+        Column("training + evaluation", "cost", lambda _, result: Cell(units.seconds(result.seconds))),
     ]
     return _table(run, f"Results of {run.name} on {run.base.name}", columns, run.rows)
 
