@@ -94,6 +94,11 @@ def test_drawing_leaves_the_global_generator_alone():
     assert torch.equal(torch.rand(3), expected)
 
 
+def test_unknown_activation_is_refused():
+    with pytest.raises(ValueError, match="activation is 'swish': expected one of silu, gelu, relu"):
+        PreProjection(4, activation="swish")
+
+
 def test_unknown_weight_is_refused():
     with pytest.raises(ValueError, match="expected 'up', 'down' or 'skip'"):
         draw_initial_weight("gate", (2, 2), 0, "x")

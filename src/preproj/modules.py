@@ -10,12 +10,12 @@ inside attention. So both commute with every permutation of the tokens, and neit
 Everything else in this package is a way to put these two functions in the right place.
 """
 
-import hashlib
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+
+from preproj.initial import draw_initial_weight
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": nn.functional.silu,
@@ -65,6 +65,9 @@ class PreProjection(nn.Module):
         activation: a key of ``ACTIVATIONS``.
         seed: start of ``W_up``, see :func:`draw_initial_weight`.
         name: distinguishes layers that share a seed.
+
+    Raises:
+        ValueError: for another activation.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class PreProjection(nn.Module):
         inner_size = round(expansion * hidden_size)
         self.up = bias_free_linear(hidden_size, inner_size)
         self.down = bias_free_linear(inner_size, hidden_size)
-        self.activation = ACTIVATIONS[activation]
+        self.activation = activation_function(activation)
         with torch.no_grad():
             self.up.weight.copy_(draw_initial_weight("up", tuple(self.up.weight.shape), seed, name))
             self.down.weight.zero_()
@@ -117,53 +120,17 @@ def bias_free_linear(in_features: int, out_features: int, device: torch.device |
     )
 
 
-def draw_initial_weight(what: str, shape: tuple[int, ...], seed: int, name: str, skip_init_std: float = 1e-4) -> Tensor:
-    """Draw a weight's start, on the CPU in float32, from a generator keyed by seed, name and ``what``.
-
-    So the start can be rebuilt exactly at any later time, whatever device or dtype trained.
-
-    ============  =====================================  ======================================
-    ``what``      start                                  why
-    ============  =====================================  ======================================
-    ``"up"``      uniform within ±1/√in_features         the default of ``nn.Linear``
-    ``"down"``    zeros                                  x̃ = x̂ exactly
-    ``"skip"``    normal, standard deviation             the paper's N(0, 1e-4): see below
-                  ``skip_init_std``
-    ============  =====================================  ======================================
-
-    The paper's 1e-4 can only be a standard deviation. The Frobenius norm of a fresh d × d matrix is about
-    std · d: with 1e-4 as the standard deviation that is 0.077 at d = 768 and 0.102 at d = 1024, and training raises
-    it to the reported 0.13-0.30. With 1e-4 as the variance (standard deviation 0.01) it would start at 7.7, far
-    above every reported norm.
-
-    Args:
-        what: ``"up"``, ``"down"`` or ``"skip"``.
-        shape: ``(out_features, in_features)``.
-        seed: the adapter's ``init_seed``.
-        name: path of the attention module inside the model.
-        skip_init_std: standard deviation for ``"skip"``.
+def activation_function(name: str) -> Callable[[Tensor], Tensor]:
+    """Return σ by its name.
 
     Raises:
-        ValueError: for another ``what``.
+        ValueError: if ``name`` is not a key of ``ACTIVATIONS``.
     """
-    generator = torch.Generator().manual_seed(_key(seed, name, what))
-    weight = torch.zeros(shape, dtype=torch.float32)
-    if what == "up":
-        bound = 1 / math.sqrt(shape[1])
-        return weight.uniform_(-bound, bound, generator=generator)
-    if what == "skip":
-        return weight.normal_(0.0, skip_init_std, generator=generator)
-    if what == "down":
-        return weight
-    raise ValueError(f"unknown weight {what!r}: expected 'up', 'down' or 'skip'.")
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation is {name!r}: expected one of {', '.join(ACTIVATIONS)}.")
+    return ACTIVATIONS[name]
 
 
 def weight_dtype(module: nn.Module) -> torch.dtype:
     """Return the dtype a linear map computes in."""
     return next(module.parameters()).dtype
-
-
-def _key(seed: int, name: str, what: str) -> int:
-    """Return a 63-bit generator seed; a hash, so that neighbouring seeds and layers are independent."""
-    digest = hashlib.sha256(f"{seed}/{name}/{what}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import preproj
 from preproj import PreProjConfig
 from preproj.adapter.layer import adapted_sites
-from preproj.modules import draw_initial_weight
+from preproj.initial import draw_initial_weight
 
 IDS = torch.randint(0, 64, (2, 11), generator=torch.Generator().manual_seed(0))
 HOSTS = [*((name, {}) for name in ARCHITECTURES), ("gpt_neox", {"use_parallel_residual": False})]

@@ -10,7 +10,8 @@ import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
-from preproj.probe.corpus import Corpus, python_docs
+from preproj.probe.corpus import Corpus
+from preproj.probe.python_docs import python_docs
 
 
 @pytest.fixture(scope="session")

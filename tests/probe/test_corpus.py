@@ -12,8 +12,9 @@ import textwrap
 
 import pytest
 
-from preproj.probe.corpus import Corpus, Document, files, python_docs
+from preproj.probe.corpus import Corpus, Document, files
 from preproj.probe.errors import RecipeError
+from preproj.probe.python_docs import python_docs
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_hardly_eight_words_in_a_row_of_the_test_split_are_trained_on(corpus):
 
 def test_another_process_reads_the_same_text_and_imports_none_of_it(corpus):
     code = (
-        "import sys; from preproj.probe.corpus import python_docs; before = set(sys.modules);"
+        "import sys; from preproj.probe.python_docs import python_docs; before = set(sys.modules);"
         "print(python_docs().sha256); print(*sorted(set(sys.modules) - before))"
     )
     # Warnings as errors and another hash seed: neither may show in the text.

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from preproj.probe.corpus import Document, python_docs
+from preproj.probe.corpus import Document
 from preproj.probe.passages import RULE, Passage, last_word_passages
+from preproj.probe.python_docs import python_docs
 
 # Seventeen words, so a sentence alone has too little context and a second one has 17 + 16 words of it.
 RIVER = "The river had risen in the night and nobody in the village dared to cross it {}."

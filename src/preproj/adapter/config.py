@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from peft import PeftConfig
 
 from preproj.adapter.register import peft_type
-from preproj.modules import ACTIVATIONS
+from preproj.modules import ACTIVATIONS, activation_function
 
 
 @dataclass
@@ -59,7 +59,6 @@ class PreProjConfig(PeftConfig):
             raise ValueError("pre_projection and content_skip are both False: switch at least one on.")
         if not self.expansion > 0:
             raise ValueError(f"expansion is {self.expansion}: expected a number above 0, such as 1.25.")
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation is {self.activation!r}: expected one of {', '.join(ACTIVATIONS)}.")
+        activation_function(self.activation)
         if not self.skip_init_std >= 0:
             raise ValueError(f"skip_init_std is {self.skip_init_std}: expected 0 or a positive number.")

@@ -7,11 +7,11 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from preproj.adapter.config import PreProjConfig
+from preproj.initial import draw_initial_weight
 from preproj.modules import (
-    ACTIVATIONS,
+    activation_function,
     add_content_skip,
     bias_free_linear,
-    draw_initial_weight,
     pre_project,
 )
 
@@ -61,7 +61,7 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
         if config.pre_projection:
             self.up[adapter_name] = bias_free_linear(hidden, inner, device)
             self.down[adapter_name] = bias_free_linear(inner, hidden, device)
-            self.activation[adapter_name] = ACTIVATIONS[config.activation]
+            self.activation[adapter_name] = activation_function(config.activation)
         if config.content_skip:
             self.skip[adapter_name] = bias_free_linear(hidden, hidden, device)
         self.reset_parameters(adapter_name, config)

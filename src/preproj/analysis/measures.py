@@ -9,7 +9,8 @@ from peft import PeftModel
 from torch import Tensor, nn
 
 from preproj.adapter.layer import PreProjLayer, adapted_sites
-from preproj.modules import draw_initial_weight, weight_dtype
+from preproj.initial import draw_initial_weight
+from preproj.modules import weight_dtype
 
 
 @torch.inference_mode()

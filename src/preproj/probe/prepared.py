@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from preproj.probe.corpus import Corpus
+from preproj.probe.corpus import SPLITS, Corpus
 from preproj.probe.errors import RecipeError
 from preproj.probe.files import read_jsonl, write_jsonl
 from preproj.probe.passages import Passage, last_word_passages
 from preproj.probe.recipe import Recipe
 from preproj.probe.training import pack
-
-SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,13 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from preproj.probe.base import Base, context_length, load_config, load_tokenizer, resolve_base
 from preproj.probe.cell import cell_folder, work_units
-from preproj.probe.corpus import Corpus, files, python_docs
+from preproj.probe.corpus import SPLITS, Corpus, files
 from preproj.probe.environment import describe_environment
 from preproj.probe.errors import RecipeError
 from preproj.probe.files import write_json, write_text
 from preproj.probe.methods import reference_budget
-from preproj.probe.prepared import SPLITS, Prepared, describe_corpus, prepare
+from preproj.probe.prepared import Prepared, describe_corpus, prepare
+from preproj.probe.python_docs import python_docs
 from preproj.probe.recipe import Recipe
 from preproj.probe.summary import cells_of, write_summary
 
