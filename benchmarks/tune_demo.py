@@ -3,7 +3,7 @@
     python benchmarks/tune_demo.py
 
 Runs the embedded demo's recipe once per learning rate with all methods, scored on the validation split only, and
-writes results/demo-tuning/. The runs are resumable: call it again after an interruption. About an hour on two cores.
+writes results/demo-tuning/. The runs are resumable: call it again after an interruption. About an hour and a half on two cores.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from preproj.probe.files import read_json, write_json, write_text
 from preproj.probe.recipe import METHODS, Recipe, load_recipe
 from preproj.probe.runner import run_probe
 
-GRID = (3e-5, 1e-4, 3e-4, 1e-3)
+GRID = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 DOCUMENTS = 24
 RUNS = Path("runs/demo-tuning")
 RESULTS = Path("results/demo-tuning")

@@ -81,7 +81,7 @@ def test_learning_rates_are_those_of_the_search():
     best = {method: float(rate) for method, rate in search["best"].items()}
     assert dict(load_recipe(None).training.learning_rate) == best
     assert dict(load_recipe(ROOT / "recipes/demo-all-methods.yaml").training.learning_rate) == best
-    assert {len(trials) for trials in search["perplexity"].values()} == {5}
+    assert {len(trials) for trials in search["perplexity"].values()} == {6}
     assert search["split"] == "validation"
 
 
