@@ -92,6 +92,7 @@ def test_other_architecture_works_where_its_attention_is_named():
         (["attn"], r"target_modules 'attn' match nothing in this model.*model\.layers\.\*\.self_attn"),
         (["q_proj"], r"'model\.layers\.0\.self_attn\.q_proj' \(Linear\), which is not an attention module"),
         (["input_layernorm"], "which is not an attention module"),
+        (["mlp"], r"'model\.layers\.0\.mlp' \(LlamaMLP\), which is not an attention module"),
         ("all-linear", r"target_modules 'all-linear' match nothing"),
     ],
 )

@@ -22,9 +22,11 @@ _LAYER_INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
 def hidden_size_of(attention: nn.Module) -> int | None:
     """Return the width of the hidden states that an attention module reads, or None if it is not attention.
 
-    Attention owns at least two linear maps (input and output projections) as direct children; the first of them
-    reads the hidden states.
+    Attention has "attention" or "attn" in the name of its class and owns at least two linear maps (input and output
+    projections) as direct children; the first of them reads the hidden states.
     """
+    if not re.search(r"attention|attn", type(attention).__name__, re.IGNORECASE):
+        return None
     widths = [width for child in attention.children() if (width := _in_features(child)) is not None]
     return widths[0] if len(widths) > 1 else None
 
@@ -49,6 +51,6 @@ def candidates(model: nn.Module) -> list[str]:
     found = {
         f"{_LAYER_INDEX.sub('*', name)} ({type(module).__name__})"
         for name, module in model.named_modules()
-        if re.search(r"attention|attn", type(module).__name__, re.IGNORECASE) and hidden_size_of(module) is not None
+        if hidden_size_of(module) is not None
     }
     return sorted(found)
