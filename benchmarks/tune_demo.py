@@ -3,7 +3,8 @@
     python benchmarks/tune_demo.py
 
 Runs the embedded demo's recipe once per learning rate with all methods, scored on the validation split only, and
-writes results/demo-tuning/. The runs are resumable: call it again after an interruption. About an hour and a half on two cores.
+writes results/demo-tuning/. The runs are resumable: call it again after an interruption. About an hour and a half on
+two cores.
 """
 
 from pathlib import Path
