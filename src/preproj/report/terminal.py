@@ -40,8 +40,11 @@ def _narrow(table: Table, group: str, caption: str) -> RichTable:
         # A column is as wide as its numbers need; its title breaks between words.
         lines = [line for row in table.rows for line in (row[index].text, *row[index].details)]
         width = max(map(len, (*lines, *table.titles[index].split())))
+        longest_word = max(len(word) for line in lines for word in line.split())
         title = Text(table.titles[index])
-        rich_table.add_column(title, justify="right" if index else "left", max_width=width, overflow="fold")
+        rich_table.add_column(
+            title, justify="right" if index else "left", min_width=longest_word, max_width=width, overflow="fold"
+        )
     for row in table.rows:
         rich_table.add_row(*(Text("\n".join((row[i].text, *row[i].details))) for i in keep))
     return rich_table
