@@ -1,8 +1,8 @@
 """Numerical checks of an adapted model of any architecture, which know nothing of how its blocks are built.
 
 One block is run alone, on the arguments it gets in a whole forward. Its residual stream is seen where it must pass:
-in the block's output and in what enters its other modules. A tensor is the stream if it follows the block's input while the
-attention branch is frozen.
+in the block's output and in what enters its other modules. A tensor is the stream if it follows the block's input
+while the attention branch is frozen.
 """
 
 import re
@@ -126,7 +126,24 @@ def _check_skip(run: _Alone, layer: PreProjLayer) -> None:
     assert added.abs().max() > 0.1
     exact = [_equal(after[key] - before[key], added, after[key]) for key in stream if key in after]
     assert any(exact), "the planted skip does not change the residual stream by W_skip·x̃"
+    _check_it_reaches_the_output(run, layer)
+
+
+@torch.no_grad()
+def _check_it_reaches_the_output(run: _Alone, layer: PreProjLayer) -> None:
+    """Asserts that the skip is in the stream itself: it leaves the block even where all other branches are zero."""
+    own = {id(p) for p in run.attention.parameters()}
+    others = [p for p in run.block.parameters() if p.ndim > 1 and id(p) not in own]
+    kept = [p.clone() for p in others]
+    for p in others:
+        p.zero_()
+    place = (run.block, "output", 0)
+    after = run()[0][place]
     plant(layer)
+    before = run()[0][place]
+    for p, value in zip(others, kept, strict=True):
+        p.copy_(value)
+    assert not torch.equal(after, before), "the planted skip does not leave the block"
 
 
 def _check_pre_projection(run: _Alone, layer: PreProjLayer) -> None:
@@ -149,9 +166,7 @@ def _check_pre_projection(run: _Alone, layer: PreProjLayer) -> None:
 
 def _hooked_by(layer: PreProjLayer, attention: nn.Module) -> list[nn.Module]:
     return [
-        m
-        for m in attention.modules()
-        if any(getattr(h, "__self__", None) is layer for h in m._forward_hooks.values())
+        m for m in attention.modules() if any(getattr(h, "__self__", None) is layer for h in m._forward_hooks.values())
     ]
 
 
@@ -174,7 +189,7 @@ def _equal(a: Tensor, b: Tensor, scale: Tensor) -> bool:
 
 def check_start(model: PeftModel, expected: Tensor) -> None:
     """Asserts that a fresh adapter without skip noise is the base bit for bit."""
-    with torch.no_grad():  # with gradients some hosts choose other kernels
+    with torch.no_grad():
         assert torch.equal(model(input_ids=IDS, use_cache=False).logits, expected)
 
 

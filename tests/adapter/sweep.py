@@ -1,16 +1,18 @@
 """Every causal language model of the installed transformers: exact, or refused with a reason.
 
-    python tests/adapter/sweep.py            # writes docs/architectures.md
-    python tests/adapter/sweep.py llama t5   # prints single outcomes
+python tests/adapter/sweep.py            # writes docs/architectures.md
+python tests/adapter/sweep.py llama t5   # prints single outcomes
 """
 
 import copy
 import sys
-import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import peft
 import torch
 import transformers
 from checks import (
@@ -93,8 +95,11 @@ def _build(model_type: str) -> tuple[transformers.PreTrainedModel, torch.Tensor]
         try:
             base = tiny_of(model_type, dtype)
             shake(base)
-            with torch.no_grad():
-                return base, base(input_ids=IDS, use_cache=False).logits
+            base.requires_grad_(False)  # as under an adapter: torch chooses kernels by it
+            expected = base(input_ids=IDS, use_cache=False).logits
+            if not expected.isfinite().all():
+                raise ValueError("the host's own logits are not finite")
+            return base.requires_grad_(True), expected
         except RuntimeError:
             if dtype == torch.float32:
                 raise
@@ -118,8 +123,36 @@ def _both(outcome: Outcome, what: str, check: Callable[[], object], host_check: 
         outcome.verdict, outcome.said = "wrong", f"{what}: {type(error).__name__}: {error}".splitlines()[0]
 
 
+def page(outcomes: list[Outcome]) -> str:
+    """Writes the outcomes as the Markdown of docs/architectures.md."""
+    counts = Counter(outcome.verdict for outcome in outcomes)
+    head = f"""# Architectures
+
+Written by `python tests/adapter/sweep.py` with transformers {transformers.__version__}, torch {torch.__version__}, peft
+{peft.__version__}; the slow test `tests/adapter/test_sweep.py` holds it to the code.
+
+Of {len(outcomes)} causal language models, each built tiny and random in float64 (float32 where the host cannot),
+**{counts["exact"]} are exact**, {counts["refused"]} are refused with a sentence, {counts["not built"]} could not be
+built or run without preproj, and {counts["wrong"]} are wrong. What exact means, and the kinds, stand in
+[method.md](method.md). "Host" names checks that the model fails without an adapter too, so that they say nothing here.
+
+| type | outcome | kind, or reason |
+|---|---|---|
+"""
+    return head + "".join(f"| `{o.model_type}` | {o.verdict} | {_told(o)} |\n" for o in outcomes)
+
+
+def _told(outcome: Outcome) -> str:
+    told = outcome.said.replace("|", "\\|") or "; ".join(outcome.kinds)
+    return told + (f" (host: {', '.join(outcome.host)})" if outcome.host else "")
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
+    outcomes = []
     for one in sys.argv[1:] or MODEL_TYPES:
-        print(examine(one), flush=True)
+        outcomes.append(examine(one))
+        print(outcomes[-1], flush=True)
+    if len(sys.argv) == 1:
+        (Path(__file__).parents[2] / "docs/architectures.md").write_text(page(outcomes), "utf-8")

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 # Passed to every configuration, and every one inside it, that knows the name.
@@ -23,7 +23,8 @@ SMALL: dict[str, Any] = {
     "vocab_size": 64, "vocab_size_per_layer_input": 64, "max_position_embeddings": 64, "n_positions": 64,
     "n_ctx": 64, "max_seq_len": 64,
     "state_size": 8, "ssm_state_size": 8, "mamba_d_state": 8, "mamba_d_ssm": 32, "chunk_size": 16,
-    "mamba_chunk_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 8, "mamba_d_head": 8, "mamba_n_heads": 4, "n_groups": 2,
+    "mamba_chunk_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 8, "mamba_d_head": 8, "mamba_n_heads": 4,
+    "n_groups": 2,
     "hidden_size_global": 32, "moe_topk": 2, "moe_shared_expert_intermediate_size": 48,
     "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4,
     "num_experts_per_tok": 2, "num_experts_per_token": 2, "moe_k": 2, "n_group": 1, "topk_group": 1,
@@ -100,9 +101,10 @@ BESIDES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def tiny_config(model_type: str) -> PreTrainedConfig:
+def tiny_config(model_type: str, **besides: Any) -> PreTrainedConfig:
     """Builds a small configuration of a type, with the sub-configurations it has."""
-    return CONFIG_MAPPING[model_type](**_values(CONFIG_MAPPING[model_type], BESIDES.get(model_type, {})))
+    cls = CONFIG_MAPPING[model_type]
+    return cls(**_values(cls, BESIDES.get(model_type, {}) | besides))
 
 
 def _values(cls: type[PreTrainedConfig], besides: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +114,7 @@ def _values(cls: type[PreTrainedConfig], besides: dict[str, Any]) -> dict[str, A
     values = {name: value for name, value in SMALL.items() if name not in aliases and _settable(known, name)}
     if compressed and "num_key_value_heads" in values:
         values["num_key_value_heads"] = values["num_attention_heads"]
-    for name, sub in cls.sub_configs.items():
+    for name in cls.sub_configs:
         inner = getattr(known, name, None)
         if isinstance(inner, PreTrainedConfig):
             values[name] = _values(type(inner), besides.get(name, {}))
@@ -126,9 +128,12 @@ def _settable(config: PreTrainedConfig, name: str) -> bool:
     return name in vars(config)
 
 
-def tiny_of(model_type: str, dtype: torch.dtype = torch.float64, auto: Any = AutoModelForCausalLM) -> PreTrainedModel:
+def tiny_of(
+    model_type: str, dtype: torch.dtype = torch.float64, auto: Any = AutoModelForCausalLM, **besides: Any
+) -> PreTrainedModel:
     """Builds a tiny random model of a type, in eval mode and with eager attention; the random state is left alone."""
+    config = tiny_config(model_type, **besides)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = auto.from_config(tiny_config(model_type), attn_implementation="eager", experts_implementation="eager").to(dtype).eval()
-    return model
+        model = auto.from_config(config, attn_implementation="eager", experts_implementation="eager")
+    return model.to(dtype).eval()

@@ -108,13 +108,13 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
             if adapter in self.up:
                 x_tilde = pre_project(x_tilde, self.up[adapter], self.down[adapter], self.activation[adapter])
         self._x_tildes.append(x_tilde)  # the tensor Q/K/V read too, so keeping it costs no memory
-        args, kwargs = list(args), dict(kwargs)
+        positional, named = list(args), dict(kwargs)
         for position, name in self._arguments:
             if position < len(args):
-                args[position] = x_tilde
+                positional[position] = x_tilde
             else:
-                kwargs[name] = x_tilde
-        return tuple(args), kwargs
+                named[name] = x_tilde
+        return tuple(positional), named
 
     def _end_branch(self, landing: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Forward hook: add the content skip to the branch; after an error (no output) only forget x̃."""

@@ -1,11 +1,21 @@
 """Where attention sits in a model, found in the source of its blocks."""
 
+from peft import PeftModel
 from torch import nn
 
-from preproj.adapter.sites.attention import candidates, hidden_size_of, in_features, out_features, out_size_of, self_attention
+from preproj.adapter.sites.attention import (
+    candidates,
+    hidden_size_of,
+    in_features,
+    out_features,
+    out_size_of,
+    self_attention,
+)
 from preproj.adapter.sites.expressions import is_norm
-from preproj.adapter.sites.reading import Branch, NotUnderstoodError, Reader, first_argument
+from preproj.adapter.sites.flow import Branch, NotUnderstoodError
+from preproj.adapter.sites.reading import Reader
 from preproj.adapter.sites.site import Site, Sites
+from preproj.adapter.sites.source import first_argument
 
 __all__ = [
     "NotUnderstoodError",
@@ -35,6 +45,8 @@ def sites(model: nn.Module) -> Sites:
     Raises:
         ValueError: if the model has no attention or a block whose residual sum is not understood.
     """
+    if isinstance(model, PeftModel):
+        model = model.get_base_model()
     found = Sites()
     for name, attention in self_attention(model):
         try:

@@ -1,7 +1,6 @@
 """What can be told of an expression in a block's source without running the block."""
 
 import ast
-import operator
 import re
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +8,6 @@ from typing import Any
 from torch import nn
 
 UNKNOWN = object()
-NUMBER_OPERATIONS: dict[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
 # Calls without effects, whose value is as fixed as that of their arguments.
 PURE = {"isinstance", "hasattr", "getattr", "len", "sqrt", "math.sqrt", "float", "int"}
 
@@ -48,3 +43,8 @@ def is_dropout(module: nn.Module) -> bool:
 def is_norm(module: nn.Module) -> bool:
     """Whether a module is a norm."""
     return bool(re.search(r"norm", type(module).__name__, re.IGNORECASE))
+
+
+def is_gate(module: nn.Module) -> bool:
+    """Whether a module scales a branch, or smooths it over neighbouring tokens."""
+    return bool(re.search(r"scale|conv", type(module).__name__, re.IGNORECASE))

@@ -31,9 +31,9 @@ class Site:
 
 
 class Sites(list[Site]):
-    """Sites in the order of the model; ``str`` is a table of them."""
+    """Sites in the order of the model; shown as a table."""
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         rows = [("attention", "kind", "width", "x̃ enters as", "skip lands on the output of")]
         for site in self:
             width = str(site.width) if site.width == site.out_width else f"{site.width} -> {site.out_width}"
