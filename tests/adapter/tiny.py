@@ -30,7 +30,8 @@ SMALL: dict[str, Any] = {
     "num_experts_per_tok": 2, "num_experts_per_token": 2, "moe_k": 2, "n_group": 1, "topk_group": 1,
     "sliding_window": 32, "attention_dropout": 0.0, "hidden_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
     "attn_pdrop": 0.0, "dropout": 0.0, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
-    "activation_dropout": 0.0, "resid_dropout": 0.0, "embed_dropout": 0.0, "dropout_rate": 0.0, "layerdrop": 0.0,
+    "activation_dropout": 0.0, "resid_dropout": 0.0, "embed_dropout": 0.0,
+    "residual_dropout": 0.0, "dropout_rate": 0.0, "layerdrop": 0.0,
     "is_decoder": True, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
 

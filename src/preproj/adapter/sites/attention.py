@@ -58,7 +58,9 @@ def _width(module: nn.Module, *attributes: str) -> int | None:
 
 def _is_named_attention(module: nn.Module) -> bool:
     model = type(module).__module__.rpartition("modeling_")[2].replace("_", "")
-    name = type(module).__name__.lower().removeprefix(model)  # KimiLinear's attention is not linear
+    name = type(module).__name__.lower()
+    if model == "kimilinear":  # whose attention is not linear
+        name = name.removeprefix(model)
     return bool(re.search(r"attention|attn|MLA$", name, re.IGNORECASE)) and not _LINEAR.search(name)
 
 
@@ -86,6 +88,8 @@ def self_attention(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _is_other_modality(model: nn.Module, part: nn.Module) -> bool:
     """Whether a part of a model is a model of its own for images or sound, inside one for something else."""
     if part is model or not isinstance(model, PreTrainedModel) or not isinstance(part, PreTrainedModel):
+        return False
+    if part.config.model_type == model.config.model_type:
         return False
     named = bool(_OTHER_MODALITY.search(part.config.model_type) and not _OTHER_MODALITY.search(model.config.model_type))
     return named or part.main_input_name not in {"input_ids", model.main_input_name}
