@@ -163,12 +163,34 @@ class InALoop(ToyBlock):
         return x
 
 
+class ScaledInALoop(ToyBlock):
+    def forward(self, x):
+        a = self.attn(self.norm(x))
+        for _ in range(2):
+            a = a * 2
+        return x + a
+
+
+class ChangedInPlace(ToyBlock):
+    def forward(self, x):
+        a = self.attn(self.norm(x))
+        a[..., 1] *= 2
+        return x + a
+
+
+class Negated(ToyBlock):
+    def forward(self, x):
+        return x + -self.attn(self.norm(x))
+
+
 class NoSum(ToyBlock):
     def forward(self, x):
         return self.gate(self.attn(self.norm(x)).relu())
 
 
-@pytest.mark.parametrize("block", [ScaledSum, Gated, Subtracted, Twice, AtRunTime, InALoop, NoSum])
+@pytest.mark.parametrize(
+    "block", [ScaledSum, Gated, Subtracted, Twice, AtRunTime, InALoop, ScaledInALoop, ChangedInPlace, Negated, NoSum]
+)
 def test_blocks_that_are_not_certain_are_refused(block):
     with pytest.raises(ValueError, match=r"cannot place the content skip at '0\.attn' \(ToyAttention\)"):
         preproj.sites(nn.Sequential(block()))

@@ -68,7 +68,7 @@ class Calls:
         helper = scope.function.__globals__.get(name) if isinstance(call.func, ast.Name) else None
         if inspect.isfunction(helper) and STREAM in values and any(isinstance(v, Branch) for v in values):
             return self._inline(helper, scope.module, call, scope)
-        if name == "dropout":
+        if name == "dropout" and values:
             return values[0]
         if isinstance(call.func, ast.Attribute):
             owner = self._value(call.func.value, scope)

@@ -76,7 +76,7 @@ class Reader(Calls):
         finally:
             self._depth -= 1
 
-    def _statements(self, statements: list[ast.stmt], scope: Scope) -> Any:  # noqa: PLR0912  # one for each kind
+    def _statements(self, statements: list[ast.stmt], scope: Scope) -> Any:
         """Follow statements in order; return the value of a ``return`` reached, else ``UNKNOWN``."""
         for statement in statements:
             match statement:
@@ -101,15 +101,27 @@ class Reader(Calls):
                     if returned is not UNKNOWN:
                         return returned
                 case ast.For() | ast.While() | ast.Try():
-                    if any(self._resolve(n.func, scope) is self.attention for n in calls(statement)):
-                        raise NotUnderstoodError("it is called in a loop or a try")
+                    self._pass_over(statement, scope)
                 case _:
                     pass
         return UNKNOWN
 
+    def _pass_over(self, statement: ast.stmt, scope: Scope) -> None:
+        """Leave a loop or try unread, which is right only where it has nothing to do with attention."""
+        changed = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+        touched = any(isinstance(scope.variables.get(name), Branch) for name in changed)
+        if touched or any(self._resolve(n.func, scope) is self.attention for n in calls(statement)):
+            raise NotUnderstoodError("it stands in a loop or a try")
+        for name in changed:
+            scope.assign(ast.Name(name), None, UNKNOWN)
+
     def _assign(self, target: ast.expr, expression: ast.expr, scope: Scope) -> None:
         value = self._value(expression, scope)
         self._stop_at_sum(value)
+        if isinstance(target, ast.Subscript | ast.Attribute) and (
+            isinstance(value, Branch) or isinstance(self._value(target.value, scope), Branch)
+        ):
+            raise NotUnderstoodError(f"`{ast.unparse(target)}` is assigned between it and the residual sum")
         scope.assign(target, value, scope.static(expression))
 
     def _branches(self, statement: ast.If, scope: Scope) -> Any:
