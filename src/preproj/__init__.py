@@ -5,7 +5,8 @@ Importing this package registers the method with PEFT, so that ``get_peft_model(
 """
 
 from preproj.adapter import PreProjConfig, PreProjModel
+from preproj.adapter.sites import sites
 from preproj.modules import ContentSkip, PreProjection
 
 __version__ = "0.1.0"
-__all__ = ["ContentSkip", "PreProjConfig", "PreProjModel", "PreProjection", "__version__"]
+__all__ = ["ContentSkip", "PreProjConfig", "PreProjModel", "PreProjection", "__version__", "sites"]

@@ -188,4 +188,4 @@ def test_without_autocast_the_new_weights_follow_the_base():
 
 
 def test_public_names():
-    assert preproj.__all__ == ["ContentSkip", "PreProjConfig", "PreProjModel", "PreProjection", "__version__"]
+    assert preproj.__all__ == ["ContentSkip", "PreProjConfig", "PreProjModel", "PreProjection", "__version__", "sites"]

@@ -20,7 +20,7 @@ class PreProjConfig(PeftConfig):
         default=None,
         metadata={
             "help": "Names of the attention modules to adapt (a list of suffixes, or a regular expression as one "
-            "string). None finds them for the architectures in preproj.adapter.sites.ATTENTION_MODULES."
+            "string). None finds every self-attention module; preproj.sites(model) shows them."
         },
     )
     expansion: float = field(

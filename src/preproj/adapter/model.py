@@ -11,7 +11,7 @@ from torch import nn
 
 from preproj.adapter.config import PreProjConfig
 from preproj.adapter.layer import CANNOT_MERGE, PreProjLayer, adapted_sites
-from preproj.adapter.sites import ATTENTION_MODULES, candidates, hidden_size_of
+from preproj.adapter.sites import NotUnderstoodError, Site, hidden_size_of, name_one_of, own_site, site_of, sites
 
 CHILD = "preproj"
 
@@ -26,21 +26,15 @@ class PreProjModel(BaseTuner):
 
     prefix = f"{CHILD}."
     tuner_layer_cls = PreProjLayer
-    target_module_mapping = ATTENTION_MODULES
 
     def _prepare_adapter_config(self, peft_config: PreProjConfig, model_config: dict) -> PreProjConfig:
         if peft_config.target_modules is None:
-            model_type = model_config.get("model_type")
-            if model_type not in ATTENTION_MODULES:
-                raise ValueError(
-                    f"preproj does not know where attention sits in a {model_type!r} model (known: "
-                    f"{', '.join(ATTENTION_MODULES)}). {self._name_one_of()}"
-                )
-            peft_config.target_modules = set(ATTENTION_MODULES[model_type])  # type: ignore[assignment]
+            found = [site.name for site in sites(self.model)]
+            peft_config.target_modules = _shortest_suffixes(found, self.model)  # type: ignore[assignment]
         return peft_config
 
     def _prepare_model(self, peft_config: PreProjConfig, model: nn.Module) -> None:
-        """Check every target before anything changes."""
+        """Find and check every site before anything changes."""
         targets = [
             (name, module)
             for name, module in model.named_modules()
@@ -49,22 +43,28 @@ class PreProjModel(BaseTuner):
         if not targets:
             raise ValueError(
                 f"target_modules {_listed(peft_config.target_modules)} match nothing in this model. "
-                f"{self._name_one_of()}"
+                f"{name_one_of(model)}"
             )
         for name, module in targets:
             if hidden_size_of(module) is None:
                 raise ValueError(
                     f"target_modules match {name!r} ({type(module).__name__}), which is not an attention module. "
-                    f"{self._name_one_of()}"
+                    f"{name_one_of(model)}"
                 )
-        model_type = self.get_model_config(model).get("model_type")
-        if model_type not in ATTENTION_MODULES:
+        self._sites = {name: self._site(name, module) for name, module in targets}
+
+    def _site(self, name: str, attention: nn.Module) -> Site:
+        try:
+            return site_of(self.model, name, attention)
+        except NotUnderstoodError as error:
+            model_type = self.get_model_config(self.model).get("model_type")
             warnings.warn(
-                f"The layout of {model_type!r} models is not verified by preproj: the content skip is added to the "
-                "output of the named attention modules. If the block normalises, scales or gates that output before "
-                "the residual sum, the result differs from out = x + attn_out + W_skip·x̃.",
+                f"The layout of {model_type!r} models is not verified by preproj ({error}): the content skip is added "
+                f"to the output of {name!r}. If the block normalises, scales or gates that output before the residual "
+                "sum, the result differs from out = x + attn_out + W_skip·x̃.",
                 stacklevel=2,
             )
+            return own_site(name, attention)
 
     def _create_and_replace(
         self,
@@ -78,9 +78,7 @@ class PreProjModel(BaseTuner):
     ) -> None:
         layer = getattr(target, CHILD, None)
         if layer is None:
-            hidden_size = hidden_size_of(target)
-            assert hidden_size is not None  # _prepare_model has checked it
-            layer = PreProjLayer(target, hidden_size, current_key)
+            layer = PreProjLayer(self._sites[current_key])
             target.add_module(CHILD, layer)
         layer.update_layer(adapter_name, peft_config, _weight_of(target).device)
 
@@ -128,12 +126,6 @@ class PreProjModel(BaseTuner):
             delattr(attention, CHILD)
         return super()._unload_and_optionally_merge(merge=False, **kwargs)
 
-    def _name_one_of(self) -> str:
-        found = candidates(self.model)
-        if not found:
-            return "It has no module that looks like attention."
-        return f"Name the attention modules with target_modules; candidates: {'; '.join(found)}."
-
 
 def _weight_of(attention: nn.Module) -> torch.Tensor:
     """Return a floating-point weight of the base attention, for its device and dtype."""
@@ -143,3 +135,13 @@ def _weight_of(attention: nn.Module) -> torch.Tensor:
 
 def _listed(targets: Any) -> str:
     return repr(targets) if isinstance(targets, str) else ", ".join(map(repr, sorted(targets)))
+
+
+def _shortest_suffixes(names: list[str], model: nn.Module) -> set[str]:
+    """Return the shortest path endings that pick exactly these modules, such as ``{"self_attn"}``."""
+    paths = [name for name, _ in model.named_modules()]
+    for length in range(1, max(name.count(".") for name in names) + 1):
+        endings = {".".join(name.split(".")[-length:]) for name in names}
+        if [p for p in paths if p.endswith(tuple(f".{ending}" for ending in endings))] == names:
+            return endings
+    return set(names)

@@ -1,0 +1,138 @@
+"""Where attention sits in a model, found in the source of its blocks."""
+
+from peft import PeftModel
+from torch import nn
+
+from preproj.adapter.sites.attention import (
+    candidates,
+    hidden_size_of,
+    in_features,
+    out_features,
+    out_size_of,
+    self_attention,
+)
+from preproj.adapter.sites.expressions import is_norm
+from preproj.adapter.sites.flow import Branch, NotUnderstoodError
+from preproj.adapter.sites.reading import Reader
+from preproj.adapter.sites.site import Site, Sites
+from preproj.adapter.sites.source import first_argument
+
+__all__ = [
+    "NotUnderstoodError",
+    "Site",
+    "Sites",
+    "candidates",
+    "hidden_size_of",
+    "name_one_of",
+    "own_site",
+    "site_of",
+    "sites",
+]
+
+
+def sites(model: nn.Module) -> Sites:
+    """Find every place of a model where the method acts; ``print(preproj.sites(model))`` shows a table.
+
+    Cross-attention, mixers without attention (Mamba, linear attention) and the parts of a model for images or sound
+    are left out. A module that stands at several places (ALBERT, Zamba2) is listed once and acts at each of them.
+
+    Args:
+        model: the base model, on any device, adapted or not.
+
+    Returns:
+        The sites, in the order of the model.
+
+    Raises:
+        ValueError: if the model has no attention or a block whose residual sum is not understood.
+    """
+    if isinstance(model, PeftModel):
+        model = model.get_base_model()
+    found = Sites()
+    for name, attention in self_attention(model):
+        try:
+            found.append(site_of(model, name, attention))
+        except NotUnderstoodError as error:
+            raise ValueError(
+                f"preproj cannot place the content skip at {name!r} ({type(attention).__name__}): {error}. "
+                f"{name_one_of(model)}"
+            ) from error
+    if not found:
+        raise ValueError(f"preproj finds no self-attention in {type(model).__name__}. {name_one_of(model)}")
+    return found
+
+
+def site_of(model: nn.Module, name: str, attention: nn.Module) -> Site:
+    """Read the surroundings of one attention module.
+
+    Args:
+        model: the model.
+        name: path of the attention module in it.
+        attention: the module.
+
+    Raises:
+        NotUnderstoodError: with what stands in the way.
+    """
+    branch, reader = None, Reader(attention)
+    parents = name.split(".")[:-1]
+    while branch is None:
+        block = model.get_submodule(".".join(parents))
+        if not isinstance(block, nn.ModuleList | nn.ModuleDict):
+            reader = Reader(attention)
+            branch = reader.read(block)
+        if branch is None and not parents:
+            raise NotUnderstoodError("no block around it adds it to a residual stream")
+        parents = parents[:-1]
+    assert reader.entry is not None  # a branch starts where attention is entered
+    names = {id(module): path for path, module in model.named_modules()}
+    width = hidden_size_of(attention)
+    assert width is not None
+    return Site(
+        name=name,
+        kind=_kind(attention, branch, reader.entry.is_stream),
+        width=width,
+        out_width=out_features(branch.landing) or out_size_of(attention) or width,
+        arguments=reader.entry.arguments,
+        landing=names[id(branch.landing)],
+        multiplier=branch.multiplier,
+        attention=attention,
+        landing_module=branch.landing,
+    )
+
+
+def own_site(name: str, attention: nn.Module) -> Site:
+    """Return the site of a module in an unknown block: x̂ is its first argument, the skip lands on its output.
+
+    Args:
+        name: path of the attention module.
+        attention: the module.
+    """
+    width = hidden_size_of(attention)
+    assert width is not None
+    (position, argument) = first_argument(attention)
+    return Site(name, "not verified", width, width, ((position, argument),), name, 1.0, attention, attention)
+
+
+def name_one_of(model: nn.Module) -> str:
+    """Say how to name attention modules by hand, with the candidates."""
+    found = candidates(model)
+    if not found:
+        return "It has no module that looks like attention."
+    return f"Name the attention modules with target_modules; candidates: {'; '.join(found)}."
+
+
+def _kind(attention: nn.Module, branch: Branch, is_stream: bool) -> str:
+    traits = []
+    if is_stream:
+        traits.append("no norm before it")
+    if branch.landing is not attention:
+        if is_norm(branch.landing):
+            traits.append("norm after it")
+        elif in_features(branch.landing) is not None:
+            traits.append("residual inside the module")
+        else:
+            traits.append("gate after it")
+    if branch.multiplier != 1:
+        traits.append(f"multiplier {branch.multiplier:.4g}")
+    if branch.parallel:
+        traits.append("parallel")
+    return ", ".join(traits) or "plain"

@@ -1,0 +1,114 @@
+"""Which modules of a model are self-attention."""
+
+import re
+from collections.abc import Iterator
+
+from torch import nn
+from transformers import PreTrainedModel
+
+_LAYER_INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
+_CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
+# Mixers without softmax attention carry "attention" in their names too.
+_LINEAR = re.compile(r"linearattention|lightning|delta|mamba|rwkv", re.IGNORECASE)
+_OUTPUT = re.compile(r"^(o|out|output|c)_?proj\w*$|^dense$|^out_lin$|^wo$|^o$", re.IGNORECASE)
+_OTHER_MODALITY = re.compile(r"vision|visual|image|audio|speech", re.IGNORECASE)
+
+
+def hidden_size_of(attention: nn.Module) -> int | None:
+    """Return the width of the hidden states that an attention module reads, or None if it is not attention.
+
+    Attention has a class named so and owns linear maps (input and output projections), as children or a level deeper.
+    The first of them reads the hidden states.
+    """
+    if not _is_named_attention(attention):
+        return None
+    widths = [width for _, child in _linear_children(attention) if (width := in_features(child)) is not None]
+    return widths[0] if widths else None
+
+
+def out_size_of(attention: nn.Module) -> int | None:
+    """Return the width of what an attention module returns: that of its output projection, or of what it reads."""
+    outputs = [child for name, child in _linear_children(attention) if _OUTPUT.match(name)]
+    return out_features(outputs[-1]) if outputs else hidden_size_of(attention)
+
+
+def _linear_children(attention: nn.Module) -> list[tuple[str, nn.Module]]:
+    direct = [(name, child) for name, child in attention.named_children() if in_features(child) is not None]
+    if len(direct) > 1:
+        return direct
+    return direct + [
+        (name, module)
+        for name, child in attention.named_children()
+        for module in child.children()
+        if in_features(module) is not None
+    ]
+
+
+def in_features(module: nn.Module) -> int | None:
+    """Return the input width of a linear map: ``nn.Linear`` and its quantised kin, or GPT-2's ``Conv1D``."""
+    return _width(module, "in_features", "nx")
+
+
+def out_features(module: nn.Module) -> int | None:
+    """Return the output width of a linear map."""
+    return _width(module, "out_features", "nf")
+
+
+def _width(module: nn.Module, *attributes: str) -> int | None:
+    return next((width for a in attributes if isinstance(width := getattr(module, a, None), int)), None)
+
+
+def _is_named_attention(module: nn.Module) -> bool:
+    model = type(module).__module__.rpartition("modeling_")[2].replace("_", "")
+    name = type(module).__name__.lower()
+    if model == "kimilinear":  # whose attention is not linear
+        name = name.removeprefix(model)
+    return bool(re.search(r"attention|attn|MLA$", name, re.IGNORECASE)) and not _LINEAR.search(name)
+
+
+def looks_like_attention(module: nn.Module) -> bool:
+    """Whether a module is named as attention and built as attention, and holds no such module itself."""
+    if hidden_size_of(module) is None:
+        return False
+    return not any(looks_like_attention(inner) for inner in module.modules() if inner is not module)
+
+
+def self_attention(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Walk the self-attention modules of a model, each once, without cross-attention and other modalities.
+
+    Yields:
+        ``(path, module)``.
+    """
+    foreign = tuple(f"{name}." for name, part in model.named_modules() if _is_other_modality(model, part))
+    for name, module in model.named_modules():
+        if name.startswith(foreign) or _CROSS.search(f"{name} {type(module).__name__}"):
+            continue
+        if looks_like_attention(module):
+            yield name, module
+
+
+def _is_other_modality(model: nn.Module, part: nn.Module) -> bool:
+    """Whether a part of a model is a model of its own for images or sound, inside one for something else."""
+    if part is model or not isinstance(model, PreTrainedModel) or not isinstance(part, PreTrainedModel):
+        return False
+    if part.config.model_type == model.config.model_type:
+        return False
+    named = bool(_OTHER_MODALITY.search(part.config.model_type) and not _OTHER_MODALITY.search(model.config.model_type))
+    return named or part.main_input_name not in {"input_ids", model.main_input_name}
+
+
+def candidates(model: nn.Module) -> list[str]:
+    """List the modules that look like attention, one entry per kind, with ``*`` for the layer index.
+
+    Args:
+        model: any model.
+
+    Returns:
+        Entries such as ``"model.layers.*.self_attn (LlamaAttention)"``.
+    """
+    found = {
+        f"{_LAYER_INDEX.sub('*', name)} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if looks_like_attention(module)
+    }
+    return sorted(found)

@@ -1,0 +1,97 @@
+"""What a block's source does with attention's output: the values that the reader tells apart."""
+
+import ast
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+STREAM = "stream"
+NORMED_STREAM = "normed stream"
+NUMBER_OPERATIONS: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+class NotUnderstoodError(Exception):
+    """The way from attention to the residual sum holds a step that this reader does not know."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Attention's output on its way to the sum.
+
+    Args:
+        landing: the last module it went through; the skip is added to that module's output.
+        multiplier: product of the numbers it is multiplied by after ``landing``.
+        parallel: whether another branch was added to it.
+    """
+
+    landing: nn.Module
+    multiplier: float = 1.0
+    parallel: bool = False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where x̂ enters attention.
+
+    Args:
+        arguments: ``(position, name)`` of every parameter of attention's forward that takes x̂.
+        is_stream: whether x̂ is the raw residual stream, because no norm comes before.
+    """
+
+    arguments: tuple[tuple[int, str], ...]
+    is_stream: bool
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The residual sum, with the branch that reached it."""
+
+    branch: Branch
+
+
+def added(left: Any, right: Any) -> Any:
+    """Tell what the sum of two values is."""
+    values = (left, right)
+    sums = [v for v in values if isinstance(v, Sum)]
+    branches = [v for v in values if isinstance(v, Branch)]
+    if len(sums) + len(branches) > 1:
+        raise NotUnderstoodError("its output is used twice")
+    if sums:
+        return Sum(replace(sums[0].branch, parallel=True))
+    if branches and (STREAM in values or NORMED_STREAM in values):
+        return Sum(branches[0])
+    if branches:
+        return replace(branches[0], parallel=True)
+    return STREAM if STREAM in values else None
+
+
+def scaled(branch: Branch | Sum, number: Any, expression: ast.BinOp) -> Branch:
+    """Tell what a branch is after it was multiplied or divided.
+
+    Args:
+        branch: what was scaled.
+        number: by what, if it is known.
+        expression: the source.
+    """
+    operation = NUMBER_OPERATIONS.get(type(expression.op))
+    if isinstance(branch, Sum) or operation is None or not isinstance(number, int | float):
+        raise NotUnderstoodError(f"`{ast.unparse(expression)}` stands between it and the residual sum")
+    multiplier = operation(branch.multiplier, number) if number else 0.0
+    if not multiplier:
+        raise NotUnderstoodError(f"`{ast.unparse(expression)}` switches its branch off")
+    return replace(branch, multiplier=multiplier)
+
+
+def either(one: Any, two: Any, test: ast.expr) -> Any:
+    """Tell what a variable is after a condition that is only known at run time."""
+    if isinstance(one, Branch) and isinstance(two, Branch):
+        one, two = (replace(branch, parallel=one.parallel or two.parallel) for branch in (one, two))
+    if one != two and (isinstance(one, Branch) or isinstance(two, Branch)):
+        raise NotUnderstoodError(f"its output depends on `{ast.unparse(test)}`")
+    return one if one == two else None

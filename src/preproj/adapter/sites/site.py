@@ -1,0 +1,42 @@
+"""A place where the method acts, and how it is printed."""
+
+from dataclasses import dataclass, field
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Site:
+    """One self-attention module and its surroundings.
+
+    Args:
+        name: path of the attention module in the model.
+        kind: what distinguishes its block, or ``"plain"`` (norm, attention, residual sum).
+        width: width of x̂.
+        out_width: width of the residual stream.
+        arguments: ``(position, name)`` of the arguments of the attention module that are x̂.
+        landing: path of the module whose output the skip is added to.
+        multiplier: what the block multiplies that output by before the sum; the skip is divided by it.
+    """
+
+    name: str
+    kind: str
+    width: int
+    out_width: int
+    arguments: tuple[tuple[int, str], ...]
+    landing: str
+    multiplier: float = 1.0
+    attention: nn.Module = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
+    landing_module: nn.Module = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
+
+
+class Sites(list[Site]):
+    """Sites in the order of the model; shown as a table."""
+
+    def __repr__(self) -> str:
+        rows = [("attention", "kind", "width", "x̃ enters as", "skip lands on the output of")]
+        for site in self:
+            width = str(site.width) if site.width == site.out_width else f"{site.width} -> {site.out_width}"
+            rows.append((site.name, site.kind, width, ", ".join(n for _, n in site.arguments), site.landing))
+        widths = [max(len(row[column]) for row in rows) for column in range(5)]
+        return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
