@@ -36,7 +36,7 @@ def start(*arguments: object) -> subprocess.Popen:
         text=True,
         start_new_session=True,
         # A job in the background of a script ignores Ctrl-C, and so would its children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  # no threads here
     )
 
 
