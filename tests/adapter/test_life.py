@@ -28,6 +28,11 @@ LOUD = {"skip_init_std": 0.5}
         ({"expansion": 0}, "expansion is 0: expected a number above 0"),
         ({"expansion": float("nan")}, "expansion is nan"),
         ({"activation": "swish"}, "activation is 'swish': expected one of silu, gelu, relu"),
+        ({"expansion": float("inf")}, "expansion is inf: expected a number above 0"),
+        ({"expansion": "1.25"}, "expansion is '1.25': expected a number above 0"),
+        ({"skip_init_std": None}, "skip_init_std is None: expected 0 or a positive number"),
+        ({"init_seed": 1.5}, "init_seed is 1.5: expected a whole number"),
+        ({"pre_projection": "no"}, "pre_projection is 'no': expected True or False"),
         ({"skip_init_std": -1.0}, "skip_init_std is -1.0: expected 0 or a positive number"),
     ],
 )

@@ -50,6 +50,16 @@ def changed(path: str, value: object) -> str:
         ("data.source", "web", "data.source is 'web'; allowed: 'python-docs' or 'files'"),
         ("data", {"source": "files", "train": "a.txt"}, "data: source files needs train, validation and test"),
         ("data", {"train": "a.txt"}, "data: train goes with source: files only"),
+        (
+            "training.learning_rate",
+            {"pre": float("inf")},
+            "training.learning_rate.pre is inf; it should be a finite number",
+        ),
+        ("training.learning_rate", {"pre": "1e-3"}, "it should be a valid number (write 1.0e-3, with a point)"),
+        ("evaluation.document_tokens", 1, "evaluation.document_tokens is 1; it should be greater than or equal to 2"),
+        ("evaluation.documents", 1, "evaluation.documents is 1; it should be greater than or equal to 2"),
+        ("seeds", [2**32], "seeds.0 is 4294967296; it should be less than 4294967296"),
+        ("name", "..", "name is '..'; it should match pattern"),
         ("evaluation.stride", 999, "evaluation: stride is 999: expected less than context = 256"),
         ("evaluation.stride", 256, "evaluation: stride is 256: expected less than context = 256"),
         ("format_version", 2, "format_version is 2; allowed: 1"),
@@ -77,6 +87,7 @@ def test_missing_keys_are_named(key):
     [
         ("", "is empty or not a mapping: expected keys format_version, name"),
         ("- a", "is empty or not a mapping"),
+        ("name: x\nseeds: [0]\nname: y", "is not valid YAML \\(line 3\\): name stands twice"),
         ("a: [", "is not valid YAML \\(line 1\\)"),
     ],
 )

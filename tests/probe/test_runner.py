@@ -1,5 +1,6 @@
 """Whole runs through the command line, on a tiny model: files, interruptions, failures, and no network."""
 
+import json
 import math
 import os
 import shutil
@@ -159,7 +160,7 @@ def test_a_killed_cell_does_not_stop_the_others_and_is_run_again(recipe, write_r
         os.kill(int(child), signal.SIGKILL)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 1
-    assert "pre+skip seed 0 stopped with exit code -9" in output.replace("\n", " ")
+    assert "pre+skip seed 0 stopped with exit code -9: " in output.replace("\n", " ")
     rows = {row["method"]: row["status"] for row in read_json(run / "summary.json")["rows"]}
     assert rows == {"pre+skip": "missing", "none": "finished"}
     assert preproj("probe", write_recipe(recipe), "--out", run).returncode == 0
@@ -296,6 +297,37 @@ def test_text_that_is_too_short_or_empty(recipe, write_recipe, tmp_path):
     assert done.exit_code == 2
     assert "data.train" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_held_out_text_that_is_trained_on_is_refused(recipe, write_recipe, tmp_path):
+    recipe["data"]["test"] = recipe["data"]["train"]
+    done = in_process("probe", write_recipe(recipe), "--out", tmp_path / "run")
+    assert done.exit_code == 2
+    assert "is also in data.train" in done.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_line_separators_in_ids_and_passages_longer_than_the_context(recipe, write_recipe, tmp_path):
+    rows = [json.loads(line) for line in Path(recipe["data"]["test"]).read_text("utf-8").splitlines()]
+    for row in rows:
+        row["id"] += "\u2028"
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+    recipe["data"]["test"] = str(tmp_path / "test.jsonl")
+    recipe["methods"] = ["none"]
+    recipe["evaluation"]["passages"] = 100
+    done = preproj("probe", write_recipe(recipe), "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    kept = read_jsonl(tmp_path / "run/data/passages.jsonl")
+    assert 0 < len(kept) < 100  # the model reads 128 tokens, and some passages have more
+
+
+def test_a_damaged_result_is_one_sentence(finished, recipe, write_recipe, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished[0], run)
+    (run / "cells/none/seed0/metrics.json").write_text("{")
+    done = in_process("probe", write_recipe(recipe), "--out", run)
+    assert done.exit_code == 2
+    assert "metrics.json is damaged; remove it and repeat the command." in done.output
 
 
 def test_folders_that_are_no_run(recipe, write_recipe, tmp_path):

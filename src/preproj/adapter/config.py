@@ -1,5 +1,6 @@
 """What a user can choose about the adapter."""
 
+import math
 from dataclasses import dataclass, field
 
 from peft import PeftConfig
@@ -57,8 +58,17 @@ class PreProjConfig(PeftConfig):
             self.target_modules = set(self.target_modules)  # type: ignore[assignment]  # as every PEFT config does
         if not (self.pre_projection or self.content_skip):
             raise ValueError("pre_projection and content_skip are both False: switch at least one on.")
-        if not self.expansion > 0:
-            raise ValueError(f"expansion is {self.expansion}: expected a number above 0, such as 1.25.")
+        for name in ("pre_projection", "content_skip"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is {getattr(self, name)!r}: expected True or False.")
+        if not _is_number(self.expansion) or self.expansion <= 0:
+            raise ValueError(f"expansion is {self.expansion!r}: expected a number above 0, such as 1.25.")
         activation_function(self.activation)
-        if not self.skip_init_std >= 0:
-            raise ValueError(f"skip_init_std is {self.skip_init_std}: expected 0 or a positive number.")
+        if not _is_number(self.skip_init_std) or self.skip_init_std < 0:
+            raise ValueError(f"skip_init_std is {self.skip_init_std!r}: expected 0 or a positive number.")
+        if not isinstance(self.init_seed, int) or isinstance(self.init_seed, bool):
+            raise ValueError(f"init_seed is {self.init_seed!r}: expected a whole number.")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -52,6 +52,14 @@ def files(train: Path, validation: Path, test: Path) -> Corpus:
     """
     paths = {"train": train, "validation": validation, "test": test}
     splits = {split: _read(f"data.{split}", path) for split, path in paths.items()}
+    trained = {document.text: document.id for document in splits["train"]}
+    for split in ("validation", "test"):
+        for document in splits[split]:
+            if document.text in trained:
+                raise RecipeError(
+                    f"data.{split}: document {document.id} is also in data.train (as {trained[document.text]}); held-out "
+                    "text must not be trained on."
+                )
     counts = ", ".join(f"{len(documents)} {split}" for split, documents in splits.items())
     return Corpus(
         source=", ".join(path.name for path in paths.values()),

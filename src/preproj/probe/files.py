@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from preproj.probe.errors import RecipeError
+
 FORMAT_VERSION = 1
 
 
@@ -34,10 +36,18 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file."""
-    return json.loads(path.read_text("utf-8"))
+    """Read a JSON file.
+
+    Raises:
+        RecipeError: if it is damaged.
+    """
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise RecipeError(f"{path} is damaged; remove it and repeat the command.") from error
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Read one JSON object per line."""
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    # Not splitlines(): text in JSON may hold other line ends, such as U+2028.
+    return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]

@@ -99,11 +99,15 @@ def prepare(recipe: Recipe, corpus: Corpus, tokenizer: Any, context_length: int,
     ][: evaluation.documents]
     if len(documents) < 2:
         raise RecipeError(f"data.{evaluation.split} has {len(documents)} documents to score: expected at least 2.")
-    passages = last_word_passages(held_out, evaluation.passages) if evaluation.passages else []
+    passages = [
+        passage
+        for passage in (last_word_passages(held_out, evaluation.passages) if evaluation.passages else [])
+        if len(tokenizer(passage.context + passage.target, add_special_tokens=False).input_ids) <= context_length
+    ]
     if evaluation.passages and not passages:
         raise RecipeError(
-            f"data.{evaluation.split} has no prose passage for the last-word task; set evaluation.passages: 0 to leave "
-            "it out."
+            f"data.{evaluation.split} has no English prose passage within the model's context for the last-word task; "
+            "set evaluation.passages: 0 to leave it out."
         )
     return Prepared(blocks, documents, passages, tokens)
 

@@ -1,6 +1,7 @@
 """The recipe: everything that defines a run, read from YAML and checked before anything is written."""
 
 import os
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -14,7 +15,7 @@ Method = Literal["none", "pre", "skip", "pre+skip", "lora", "lora-qkv"]
 METHODS: tuple[str, ...] = get_args(Method)
 
 PositiveInt = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -90,9 +91,9 @@ class Evaluation(Section):
     stride: PositiveInt = 128
     """Tokens the window moves; a token is scored once, with at least ``context - stride`` tokens
     before it."""
-    document_tokens: PositiveInt = 256
+    document_tokens: Annotated[int, Field(ge=2)] = 256
     """Tokens scored at the start of each document."""
-    documents: PositiveInt = 48
+    documents: Annotated[int, Field(ge=2)] = 48
     """Documents scored, the first of the split."""
     passages: Annotated[int, Field(ge=0)] = 100
     """Passages in the last-word task; 0 leaves it out."""
@@ -108,11 +109,11 @@ class Recipe(Section):
     """A whole run: cells = methods × seeds."""
 
     format_version: Literal[1] = 1
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     model: Model
     data: Data = Data()
     methods: Annotated[list[Method], Field(min_length=1)]
-    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
+    seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(min_length=1)] = [0]
     training: Training
     evaluation: Evaluation = Evaluation()
 
@@ -129,6 +130,23 @@ class Recipe(Section):
     def to_yaml(self) -> str:
         """Return the recipe with every default filled in."""
         return yaml.safe_dump(self.model_dump(exclude_none=True), sort_keys=False)
+
+
+class _DuplicateKeyError(yaml.MarkedYAMLError):
+    pass
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML in which a mapping names a key once; plain YAML lets the last one win in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise _DuplicateKeyError(problem=f"{key.value} stands twice", problem_mark=key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def load_recipe(path: Path | None) -> Recipe:
@@ -154,11 +172,12 @@ def load_recipe(path: Path | None) -> Recipe:
 def parse_recipe(text: str, where: str) -> Recipe:
     """Check the text of a recipe; see :func:`load_recipe`."""
     try:
-        content = yaml.safe_load(text)
+        content = yaml.load(text, Loader=_UniqueKeys)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""
-        raise RecipeError(f"recipe {where} is not valid YAML{line}.") from error
+        problem = f": {error.problem}" if isinstance(error, _DuplicateKeyError) else ""
+        raise RecipeError(f"recipe {where} is not valid YAML{line}{problem}.") from error
     if not isinstance(content, dict):
         raise RecipeError(f"recipe {where} is empty or not a mapping: expected keys {_keys(Recipe)}.")
     try:
@@ -186,7 +205,11 @@ def _sentence(error: Any) -> str:
             return f"{key + ': ' if key else ''}{error['ctx']['error']}."
         case _:
             message = error["msg"].replace("Input should", "it should").replace("String should", "it should")
-            return f"{key} is {given!r}; {message[0].lower()}{message[1:]}."
+            # YAML reads 1e-3 as text.
+            hint = (
+                " (write 1.0e-3, with a point)" if isinstance(given, str) and re.fullmatch(r"\d+e-?\d+", given) else ""
+            )
+            return f"{key} is {given!r}; {message[0].lower()}{message[1:]}{hint}."
 
 
 def _keys(section: type[BaseModel]) -> str:

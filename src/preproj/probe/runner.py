@@ -140,13 +140,17 @@ def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console, after_ea
             name = f"{method} seed {seed}"
             if not any((folder / end).exists() for end in ("metrics.json", "failed.json")):
                 progress.update(task, description=f"{name} ({number}/{len(cells)})")
+                if not console.is_terminal:
+                    console.print(f"{name} ({number}/{len(cells)})")
                 folder.mkdir(parents=True, exist_ok=True)
                 show = partial(_show, progress, task, before)
                 code = _run_cell(run, folder, method, seed, base, show)
                 after_each()
                 if code:
+                    last = (folder / "log.txt").read_text("utf-8").strip().rpartition("\n")[2]
                     progress.console.print(
-                        f"{name} stopped with exit code {code}, see {folder / 'log.txt'}; the same command tries again."
+                        f"{name} stopped with exit code {code}: {last or 'no message'} "
+                        f"(see {folder / 'log.txt'}). The same command tries again."
                     )
             progress.update(task, completed=done)
         progress.update(task, description="done")

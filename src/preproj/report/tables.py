@@ -158,4 +158,4 @@ def unfinished_sentence(row: Row) -> str:
     """
     if row.status == "failed":
         return f"{row.method}, seed {row.seed}, failed: {row.reason or 'no reason was recorded.'}"
-    return f"{row.method}, seed {row.seed}, has not run yet; `preproj probe` continues with it."
+    return f"{row.method}, seed {row.seed}, has no result yet; the command that started the run tries it again."
