@@ -349,7 +349,7 @@ def test_a_model_without_attention_is_refused_in_one_sentence(recipe, write_reci
     recipe["model"]["name"] = str(folder)
     done = in_process("probe", write_recipe(recipe), "--out", tmp_path / "run")
     assert done.exit_code == 2, done.stderr
-    assert "does not know where attention sits in a 'mamba' model" in done.stderr
+    assert "finds no self-attention in MambaForCausalLM" in done.stderr
     assert not (tmp_path / "run").exists()
 
 

@@ -57,8 +57,8 @@ def files(train: Path, validation: Path, test: Path) -> Corpus:
         for document in splits[split]:
             if document.text in trained:
                 raise RecipeError(
-                    f"data.{split}: document {document.id} is also in data.train (as {trained[document.text]}); held-out "
-                    "text must not be trained on."
+                    f"data.{split}: document {document.id} is also in data.train (as {trained[document.text]}); "
+                    "held-out text must not be trained on."
                 )
     counts = ", ".join(f"{len(documents)} {split}" for split, documents in splits.items())
     return Corpus(
