@@ -100,5 +100,5 @@ def test_unknown_activation_is_refused():
 
 
 def test_unknown_weight_is_refused():
-    with pytest.raises(ValueError, match="expected 'up', 'down' or 'skip'"):
+    with pytest.raises(ValueError, match="expected one of 'up', 'down', 'skip', 'skip_a', 'skip_b'"):
         draw_initial_weight("gate", (2, 2), 0, "x")

@@ -42,20 +42,22 @@ def pre_project(
     return (x + down(activation(up(x)))).to(hidden_states.dtype)
 
 
-def add_content_skip(attn_out: Tensor, x_tilde: Tensor, skip: nn.Module, multiplier: float = 1.0) -> Tensor:
+def add_content_skip(attn_out: Tensor, x_tilde: Tensor, *skip: nn.Module, multiplier: float = 1.0) -> Tensor:
     """Content skip: ``attn_out + W_skip · x̃``; the host block adds the residual ``x``.
 
     Args:
         attn_out: output of the attention branch, ``(..., hidden)``.
         x_tilde: the pre-projected hidden states the attention branch saw, ``(..., hidden)``.
-        skip: ``W_skip`` as a module, hidden to hidden.
+        skip: ``W_skip`` as a module, hidden to hidden; or its two factors of low rank, the first applied first.
         multiplier: what the host block multiplies its branch by before the residual sum (Granite). The skip is
             divided by it, so that it joins the residual stream unscaled.
 
     Returns:
         The branch's new output, same shape and dtype as ``attn_out``.
     """
-    added = skip(x_tilde.to(weight_dtype(skip)))
+    added = x_tilde.to(weight_dtype(skip[0]))
+    for linear in skip:
+        added = linear(added)
     if multiplier != 1.0:
         added = added / multiplier
     return attn_out + added.to(attn_out.dtype)

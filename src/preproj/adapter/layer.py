@@ -6,15 +6,17 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
-from preproj.adapter.config import PreProjConfig
+from preproj.adapter.config import PreProjConfig, inner_size
 from preproj.adapter.sites import Site
-from preproj.initial import draw_initial_weight
+from preproj.initial import WEIGHTS, draw_initial_weight
 from preproj.modules import (
     activation_function,
     add_content_skip,
     bias_free_linear,
     pre_project,
 )
+
+BASE = "__base__"  # PEFT's name for no adapter, in a mixed batch
 
 
 class PreProjLayer(nn.Module, BaseTunerLayer):
@@ -28,29 +30,31 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
 
     Args:
         site: where to act; its ``name`` is part of the key of the start weights.
+
+    Attributes:
+        mixed_batch: for a batch whose samples go through different adapters, the adapter's name of each sample, or
+            ``"__base__"``; else None, and every active adapter acts on the whole batch.
     """
 
     active_adapters: list[str]  # a property of BaseTunerLayer
-    adapter_layer_names = ("up", "down", "skip")
+    adapter_layer_names = WEIGHTS
     other_param_names = ("activation",)
 
     def __init__(self, site: Site):
         super().__init__()
-        self.up = nn.ModuleDict()
-        self.down = nn.ModuleDict()
-        self.skip = nn.ModuleDict()
+        self.up, self.down = nn.ModuleDict(), nn.ModuleDict()
+        self.skip, self.skip_a, self.skip_b = nn.ModuleDict(), nn.ModuleDict(), nn.ModuleDict()
         self.activation: dict[str, Any] = {}
         self.in_features, self.out_features = site.width, site.out_width
         self.name = site.name
-        self._arguments, self._multiplier = site.arguments, site.multiplier
+        self.mixed_batch: list[str] | None = None
+        self._site = site
         # One x̃ (None while disabled) for each call of attention whose branch has not ended; calls may nest.
         self._x_tildes: list[Tensor | None] = []
-        self._hooks = [
-            site.attention.register_forward_pre_hook(self._enter_attention, with_kwargs=True),
-            site.landing_module.register_forward_hook(self._end_branch, always_call=True),
-        ]
+        self._hooks = [site.attention.register_forward_pre_hook(self._enter_attention, with_kwargs=True)]
         if site.landing_module is not site.attention:
             self._hooks.append(site.attention.register_forward_hook(self._forget_after_error, always_call=True))
+        self._land_on(site.landing_module)
 
     def update_layer(self, adapter_name: str, config: PreProjConfig, device: torch.device) -> None:
         """Add one adapter with its start weights, in float32 on ``device`` (not drawn on the meta device).
@@ -60,31 +64,37 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
             config: its configuration.
             device: where attention's weights are.
         """
-        hidden, inner = self.in_features, round(config.expansion * self.in_features)
+        hidden, out = self.in_features, self.out_features
         if config.pre_projection:
+            inner = inner_size(config, self.name, hidden)
             self.up[adapter_name] = bias_free_linear(hidden, inner, device)
             self.down[adapter_name] = bias_free_linear(inner, hidden, device)
             self.activation[adapter_name] = activation_function(config.activation)
         if config.content_skip:
-            self.skip[adapter_name] = bias_free_linear(hidden, self.out_features, device)
+            if config.skip_rank is None:
+                self.skip[adapter_name] = bias_free_linear(hidden, out, device)
+            else:
+                self.skip_a[adapter_name] = bias_free_linear(hidden, config.skip_rank, device)
+                self.skip_b[adapter_name] = bias_free_linear(config.skip_rank, out, device)
         self.reset_parameters(adapter_name, config)
         self.set_adapter(self.active_adapters)  # type: ignore[operator]  # peft has no types
 
     @torch.no_grad()
     def reset_parameters(self, adapter_name: str, config: PreProjConfig) -> None:
         """Set the adapter's weights to their start, which depends on ``init_seed`` and the layer's name alone."""
-        for what in self.adapter_layer_names:
-            linears = getattr(self, what)
-            if adapter_name in linears and not linears[adapter_name].weight.is_meta:
-                weight = linears[adapter_name].weight
-                start = draw_initial_weight(
-                    what, tuple(weight.shape), config.init_seed, self.name, config.skip_init_std
-                )
-                weight.copy_(start)
+        for what, linear in self.linears(adapter_name).items():
+            if not linear.weight.is_meta:
+                shape, std = tuple(linear.weight.shape), config.skip_init_std or 0.0
+                start = draw_initial_weight(what, shape, config.init_seed, self.name, std, config.init_weights)
+                linear.weight.copy_(start)
+
+    def linears(self, adapter_name: str) -> dict[str, nn.Linear]:
+        """Return the linear maps an adapter has here, by name: a selection of ``WEIGHTS``."""
+        return {what: getattr(self, what)[adapter_name] for what in WEIGHTS if adapter_name in getattr(self, what)}
 
     def remove(self) -> None:
         """Take the hooks off the base model."""
-        for hook in self._hooks:
+        for hook in [*self._hooks, self._landing_hook]:
             hook.remove()
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
@@ -102,14 +112,20 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
         if self.disable_adapters:
             self._x_tildes.append(None)
             return None
-        position, name = self._arguments[0]
+        if (landing := self._site.landing_module) is not self._landed[0]:
+            self._move_to(landing)
+        position, name = self._site.arguments[0]
         x_tilde = args[position] if position < len(args) else kwargs[name]
-        for adapter in self.active_adapters:
+        for adapter, rows in self._who_acts(x_tilde):
             if adapter in self.up:
-                x_tilde = pre_project(x_tilde, self.up[adapter], self.down[adapter], self.activation[adapter])
+                pre = (self.up[adapter], self.down[adapter], self.activation[adapter])
+                if rows is None:
+                    x_tilde = pre_project(x_tilde, *pre)
+                else:
+                    x_tilde = x_tilde.index_copy(0, rows, pre_project(x_tilde[rows], *pre))
         self._x_tildes.append(x_tilde)  # the tensor Q/K/V read too, so keeping it costs no memory
         positional, named = list(args), dict(kwargs)
-        for position, name in self._arguments:
+        for position, name in self._site.arguments:
             if position < len(args):
                 positional[position] = x_tilde
             else:
@@ -125,15 +141,61 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
             return None
         several = isinstance(output, tuple | list)
         branch = output[0] if several else output
-        for adapter in self.active_adapters:
-            if adapter in self.skip:
-                branch = add_content_skip(branch, x_tilde, self.skip[adapter], self._multiplier)
+        for adapter, rows in self._who_acts(x_tilde):
+            skip = [linear for what, linear in self.linears(adapter).items() if what.startswith("skip")]
+            if not skip:
+                continue
+            if rows is None:
+                branch = add_content_skip(branch, x_tilde, *skip, multiplier=self._site.multiplier)
+            else:
+                added = add_content_skip(branch[rows], x_tilde[rows], *skip, multiplier=self._site.multiplier)
+                branch = branch.index_copy(0, rows, added)
         return type(output)((branch, *output[1:])) if several else branch
 
     def _forget_after_error(self, attention: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Forward hook: forget x̃ where attention failed, so that its branch never ends."""
         if output is None and self._x_tildes:
             self._x_tildes.pop()
+
+    def _who_acts(self, hidden_states: Tensor) -> list[tuple[str, Tensor | None]]:
+        """List the adapters that act, each with its rows of the batch; None for all.
+
+        Generation with beams repeats each sample, encoders see it once: the names are repeated to fit.
+        """
+        if self.mixed_batch is None:
+            return [(adapter, None) for adapter in self.active_adapters]
+        repeats, rest = divmod(len(hidden_states), len(self.mixed_batch))
+        if rest or not repeats:
+            raise ValueError(
+                f"adapter_names has {len(self.mixed_batch)} names for a batch of {len(hidden_states)}: give one name "
+                "per sample."
+            )
+        names = [name for name in self.mixed_batch for _ in range(repeats)]
+        device = hidden_states.device
+        return [
+            (adapter, torch.tensor([row for row, name in enumerate(names) if name == adapter], device=device))
+            for adapter in dict.fromkeys(names)
+            if adapter != BASE
+        ]
+
+    def _land_on(self, landing: nn.Module) -> None:
+        self._landed = (landing,)  # in a tuple, so that it does not become a child
+        self._landing_hook = landing.register_forward_hook(self._end_branch, always_call=True)
+
+    @torch.compiler.disable
+    def _move_to(self, landing: nn.Module) -> None:
+        """Follow the landing place where another method has put a layer of its own there, or taken it away."""
+        self._landing_hook.remove()
+        drop_hooks(landing)
+        self._land_on(landing)
+
+
+def drop_hooks(module: nn.Module) -> None:
+    """Take every hook of our layers off a module: one that PEFT copied, for ``modules_to_save``, has copies of them."""
+    for part in module.modules():
+        for key, hook in list(part._forward_hooks.items()):
+            if isinstance(getattr(hook, "__self__", None), PreProjLayer):
+                del part._forward_hooks[key]
 
 
 def adapted_sites(model: nn.Module) -> list[tuple[str, nn.Module, PreProjLayer]]:

@@ -1,16 +1,20 @@
 """The tuner: puts a :class:`PreProjLayer` at every attention module of a model."""
 
 import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from peft import PeftConfig
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
-from peft.utils.other import AuxiliaryTrainingWrapper
+from peft.utils.other import AuxiliaryTrainingWrapper, get_pattern_key
 from torch import nn
 
-from preproj.adapter.config import PreProjConfig
-from preproj.adapter.layer import CANNOT_MERGE, PreProjLayer, adapted_sites
+from preproj.adapter.config import PreProjConfig, inner_size
+from preproj.adapter.layer import BASE, CANNOT_MERGE, PreProjLayer, adapted_sites, drop_hooks
 from preproj.adapter.sites import NotUnderstoodError, Site, hidden_size_of, name_one_of, own_site, site_of, sites
 
 CHILD = "preproj"
@@ -27,10 +31,29 @@ class PreProjModel(BaseTuner):
     prefix = f"{CHILD}."
     tuner_layer_cls = PreProjLayer
 
+    def __init__(
+        self, model: nn.Module, peft_config: PeftConfig | dict[str, PeftConfig], adapter_name: str, **kwargs: Any
+    ):
+        if isinstance(peft_config, PeftConfig):  # injected: the host model keeps one dictionary for all its adapters
+            super().__init__(model, peft_config, adapter_name, **kwargs)
+        else:
+            # All tuners of a base share the dictionary PEFT keeps on it, and overwrite each other's adapters in it.
+            others = model.__dict__.pop("peft_config", None)
+            try:
+                super().__init__(model, peft_config, adapter_name, **kwargs)
+            finally:
+                model.__dict__.pop("peft_config", None)
+                if others is not None:
+                    model.peft_config = others
+
     def _prepare_adapter_config(self, peft_config: PreProjConfig, model_config: dict) -> PreProjConfig:
         if peft_config.target_modules is None:
             found = [site.name for site in sites(self.model)]
-            peft_config.target_modules = _shortest_suffixes(found, self.model)  # type: ignore[assignment]
+            targets = _shortest_suffixes(found, self.model)
+            if targets == set(found):  # PEFT's rule for layers reads endings, and takes a whole path at its word
+                by_ending = replace(peft_config, target_modules=[name.rpartition(".")[2] for name in found])
+                targets = {name for name in found if self._check_target_module_exists(by_ending, name)}
+            peft_config.target_modules = targets  # type: ignore[assignment]
         return peft_config
 
     def _prepare_model(self, peft_config: PreProjConfig, model: nn.Module) -> None:
@@ -41,10 +64,7 @@ class PreProjModel(BaseTuner):
             if not isinstance(module, BaseTunerLayer) and self._check_target_module_exists(peft_config, name)
         ]
         if not targets:
-            raise ValueError(
-                f"target_modules {_listed(peft_config.target_modules)} match nothing in this model. "
-                f"{name_one_of(model)}"
-            )
+            raise ValueError(f"{_choice(peft_config)} match nothing in this model. {name_one_of(model)}")
         for name, module in targets:
             if hidden_size_of(module) is None:
                 raise ValueError(
@@ -52,6 +72,17 @@ class PreProjModel(BaseTuner):
                     f"{name_one_of(model)}"
                 )
         self._sites = {name: self._site(name, module) for name, module in targets}
+        self._check_expansions(peft_config)
+
+    def _check_expansions(self, config: PreProjConfig) -> None:
+        if config.pre_projection:
+            for site in self._sites.values():
+                inner_size(config, site.name, site.width)
+        for key in config.expansion_pattern:
+            if all(get_pattern_key([key], name) != key for name in self._sites):
+                raise ValueError(
+                    f"expansion_pattern names {key!r}, which is none of the adapted modules: {', '.join(self._sites)}."
+                )
 
     def _site(self, name: str, attention: nn.Module) -> Site:
         try:
@@ -87,9 +118,8 @@ class PreProjModel(BaseTuner):
         for _, attention, layer in adapted_sites(self.model):
             dtype = _weight_of(attention).dtype
             if not autocast_adapter_dtype or dtype == torch.float64:
-                for linears in (layer.up, layer.down, layer.skip):
-                    if adapter_name in linears:
-                        linears[adapter_name].to(dtype)
+                for linear in layer.linears(adapter_name).values():
+                    linear.to(dtype)
 
     def enable_adapter_layers(self) -> None:
         """Switch our layers on; another method beside us keeps its own state."""
@@ -100,15 +130,49 @@ class PreProjModel(BaseTuner):
         self._switch(enabled=False)
 
     def _switch(self, enabled: bool) -> None:
-        for module in self.model.modules():
-            if isinstance(module, self.tuner_layer_cls | AuxiliaryTrainingWrapper):
-                module.enable_adapters(enabled)  # type: ignore[operator]  # peft has no types
+        for _, _, layer in adapted_sites(self.model):
+            layer.enable_adapters(enabled)  # type: ignore[operator]  # peft has no types
+        for _, wrapper in self._wrappers():
+            wrapper.enable_adapters(enabled)
+
+    def _wrappers(self) -> list[tuple[str, AuxiliaryTrainingWrapper]]:
+        """List PEFT's wrappers of the modules that our adapters train whole."""
+        saved = {name for config in self.peft_config.values() for name in config.modules_to_save or []}
+        return [
+            (name, module)
+            for name, module in self.model.named_modules()
+            if isinstance(module, AuxiliaryTrainingWrapper) and f".{name}".endswith(tuple(f".{s}" for s in saved))
+        ]
 
     @contextmanager
-    def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("adapter_names") is not None:
-            raise ValueError("preproj does not support adapter_names (mixed batches): use set_adapter instead.")
-        yield
+    def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Send each sample of a mixed batch through its own adapter: ``adapter_names`` names one per sample."""
+        names = kwargs.get("adapter_names")
+        if names is None:
+            yield
+            return
+        if self.training:
+            raise ValueError("adapter_names does not go with training mode: call eval() first.")
+        unknown = sorted(set(names) - {BASE, *self.peft_config})
+        if unknown:
+            raise ValueError(
+                f"adapter_names holds {', '.join(map(repr, unknown))}: expected {BASE!r} or one of "
+                f"{', '.join(map(repr, self.peft_config))}."
+            )
+        layers = [layer for _, _, layer in adapted_sites(self.model)]
+        handles = [
+            module.register_forward_pre_hook(partial(_tell_names, names), with_kwargs=True)
+            for _, module in self._wrappers()
+        ]
+        try:
+            for layer in layers:
+                layer.mixed_batch = list(names)
+            yield
+        finally:
+            for layer in layers:
+                layer.mixed_batch = None
+            for handle in handles:
+                handle.remove()
 
     def _check_merge_allowed(self) -> None:
         raise NotImplementedError(CANNOT_MERGE)
@@ -118,13 +182,18 @@ class PreProjModel(BaseTuner):
         raise NotImplementedError(CANNOT_MERGE)
 
     def _unload_and_optionally_merge(self, merge: bool = True, **kwargs: Any) -> nn.Module:
-        """Take our layers and hooks off the model again, and leave other adapters in place."""
+        """Take our layers and hooks off the model again, and leave other methods in place."""
         if merge:
             raise NotImplementedError(CANNOT_MERGE)
         for _, attention, layer in adapted_sites(self.model):
             layer.remove()
             delattr(attention, CHILD)
-        return super()._unload_and_optionally_merge(merge=False, **kwargs)
+        for name, wrapper in self._wrappers():
+            parent, _, child = name.rpartition(".")
+            trained = wrapper.unload_and_optionally_merge_module(merge=False, safe_merge=False, adapter_names=None)
+            setattr(self.model.get_submodule(parent), child, trained)
+        drop_hooks(self.model)
+        return self.model
 
 
 def _weight_of(attention: nn.Module) -> torch.Tensor:
@@ -133,8 +202,20 @@ def _weight_of(attention: nn.Module) -> torch.Tensor:
     return next((w for w in weights if w.is_floating_point()), weights[0])
 
 
-def _listed(targets: Any) -> str:
-    return repr(targets) if isinstance(targets, str) else ", ".join(map(repr, sorted(targets)))
+def _tell_names(
+    names: Sequence[str], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Forward pre-hook: tell PEFT's wrapper of a fully trained module the adapters of its samples."""
+    repeats = len(args[0]) // len(names)
+    return args, kwargs | {"adapter_names": [name for name in names for _ in range(repeats)]}
+
+
+def _choice(config: PreProjConfig) -> str:
+    """Say what was asked for."""
+    targets = config.target_modules
+    listed = repr(targets) if isinstance(targets, str) else ", ".join(map(repr, sorted(targets or [])))
+    others = {name: getattr(config, name) for name in ("exclude_modules", "layers_to_transform", "layers_pattern")}
+    return f"target_modules {listed}" + "".join(f", {name} {value!r}" for name, value in others.items() if value)
 
 
 def _shortest_suffixes(names: list[str], model: nn.Module) -> set[str]:

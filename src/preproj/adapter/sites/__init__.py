@@ -84,6 +84,7 @@ def site_of(model: nn.Module, name: str, attention: nn.Module) -> Site:
         parents = parents[:-1]
     assert reader.entry is not None  # a branch starts where attention is entered
     names = {id(module): path for path, module in model.named_modules()}
+    landing = names[id(branch.landing)]
     width = hidden_size_of(attention)
     assert width is not None
     return Site(
@@ -92,10 +93,10 @@ def site_of(model: nn.Module, name: str, attention: nn.Module) -> Site:
         width=width,
         out_width=out_features(branch.landing) or out_size_of(attention) or width,
         arguments=reader.entry.arguments,
-        landing=names[id(branch.landing)],
+        landing=landing,
         multiplier=branch.multiplier,
         attention=attention,
-        landing_module=branch.landing,
+        landing_parent=model.get_submodule(landing.rpartition(".")[0]),
     )
 
 
@@ -109,7 +110,7 @@ def own_site(name: str, attention: nn.Module) -> Site:
     width = hidden_size_of(attention)
     assert width is not None
     (position, argument) = first_argument(attention)
-    return Site(name, "not verified", width, width, ((position, argument),), name, 1.0, attention, attention)
+    return Site(name, "not verified", width, width, ((position, argument),), name, 1.0, attention)
 
 
 def name_one_of(model: nn.Module) -> str:

@@ -27,7 +27,14 @@ class Site:
     landing: str
     multiplier: float = 1.0
     attention: nn.Module = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
-    landing_module: nn.Module = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
+    landing_parent: nn.Module = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
+
+    @property
+    def landing_module(self) -> nn.Module:
+        """The module at ``landing`` as it is now: another PEFT method may have put a layer of its own there."""
+        if self.landing == self.name:
+            return self.attention
+        return getattr(self.landing_parent, self.landing.rpartition(".")[2])
 
 
 class Sites(list[Site]):
