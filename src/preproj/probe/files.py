@@ -8,7 +8,7 @@ from typing import Any
 
 from preproj.probe.errors import RecipeError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 def write_text(path: Path, text: str) -> None:

@@ -21,7 +21,10 @@ FIELDS = {
     "wikitext": ("page",),
 }
 # HellaSwag as its cleaned form carries it: the harness's own cleaning must not run again.
-PROCESSED_HELLASWAG = {"fields": ("query", "endings", "label"), "changes": {"process_docs": None, "doc_to_choice": "endings"}}
+PROCESSED_HELLASWAG = {
+    "fields": ("query", "endings", "label"),
+    "changes": {"process_docs": None, "doc_to_choice": "endings"},
+}
 PROCESSED_NOTE = "hellaswag: from already cleaned items, so close to the harness's own score but not equal to it."
 
 
@@ -57,13 +60,17 @@ def load_tasks(names: list[str], task_data: Path | None) -> Tasks:
     places = sorted({path.parent for name in names for path in folder.rglob(f"{name}.yaml")})
     manager = harness.TaskManager(include_defaults=False, include_path=places)
     if unknown := [name for name in names if name not in manager.all_subtasks]:
-        raise RecipeError(f"evaluation.tasks: lm-eval has no task {', '.join(unknown)}; `lm_eval --tasks list` lists all.")
+        raise RecipeError(
+            f"evaluation.tasks: lm-eval has no task {', '.join(unknown)}; `lm_eval --tasks list` lists all."
+        )
     specs: list[Any] = list(names)
     notes: list[str] = []
     if task_data is not None:
         own = {name: manager.task_index[name].yaml_path for name in names}
         changed = {name: _local(name, task_data) for name in names}
-        specs = [load_yaml(own[name], resolve_func=True, recursive=True) | changes for name, (changes, _) in changed.items()]
+        specs = [
+            load_yaml(own[name], resolve_func=True, recursive=True) | changes for name, (changes, _) in changed.items()
+        ]
         notes = [note for _, note in changed.values() if note]
     return Tasks(manager.load(specs)["tasks"], notes)
 
@@ -75,7 +82,9 @@ def _local(name: str, task_data: Path) -> tuple[dict[str, Any], str | None]:
         with file.open(encoding="utf-8") as lines:
             row = json.loads(next(lines))
     except (OSError, StopIteration) as error:
-        raise RecipeError(f"evaluation.task_data: {file} is missing or empty; the task {name} reads its items there.") from error
+        raise RecipeError(
+            f"evaluation.task_data: {file} is missing or empty; the task {name} reads its items there."
+        ) from error
     except ValueError as error:
         raise RecipeError(f"evaluation.task_data: {file} is not JSON lines.") from error
     spec = {
@@ -83,13 +92,17 @@ def _local(name: str, task_data: Path) -> tuple[dict[str, Any], str | None]:
         "dataset_path": "json",
         "dataset_name": None,
         "dataset_kwargs": {"data_files": {"test": str(file.resolve())}},
-        "training_split": None, "validation_split": None, "test_split": "test",
+        "training_split": None,
+        "validation_split": None,
+        "test_split": "test",
     }
     wanted = FIELDS.get(name, ())
     if missing := [field for field in wanted if field not in row]:
         if name == "hellaswag" and all(field in row for field in PROCESSED_HELLASWAG["fields"]):
             return spec | PROCESSED_HELLASWAG["changes"], PROCESSED_NOTE
-        raise RecipeError(f"evaluation.task_data: {file} has no field {', '.join(missing)}; {name} needs {', '.join(wanted)}.")
+        raise RecipeError(
+            f"evaluation.task_data: {file} has no field {', '.join(missing)}; {name} needs {', '.join(wanted)}."
+        )
     return spec, None
 
 
@@ -97,9 +110,12 @@ def run_tasks(model: Any, tokenizer: Any, tasks: Tasks, limit: int | None, batch
     """Evaluate a model; it stays in the mode and on the device it was in."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
+
     was_training = model.training
     lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
     try:
-        return simple_evaluate(model=lm, tasks=list(tasks.tasks.values()), limit=limit, bootstrap_iters=0, log_samples=True)
+        return simple_evaluate(
+            model=lm, tasks=list(tasks.tasks.values()), limit=limit, bootstrap_iters=0, log_samples=True
+        )
     finally:
         model.train(was_training)

@@ -19,10 +19,10 @@ POWER = 0.8
 
 INTERVALS = (
     f"95 % intervals of differences come from a paired percentile bootstrap over items ({RESAMPLES:,} resamples, fixed "
-    "seed; passages of one document go together), those of a single accuracy are Wilson's. They cover which items were "
+    "seed; passages of one document go together), those of one accuracy are Wilson's. They cover which items were "
     "drawn, not training seeds; an interval over seeds is given from three seeds on (Student's t). p-values: McNemar's "
-    "exact test for one seed's accuracy, else a paired permutation test over items; Holm's correction over the pairs of "
-    f"a measure. The detectable difference is the smallest that would be found with {POWER:.0%} power at 5 %."
+    "exact test for one seed's accuracy, else a paired permutation test over items; Holm's correction over the pairs "
+    f"of a measure. The detectable difference is the smallest that would be found with {POWER:.0%} power at 5 %."
 )
 
 

@@ -1,18 +1,26 @@
-"""One row per cell, and the differences between them: summary.json."""
+"""What a run says when all its cells are put together: summary.json."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from preproj.probe.cell import cell_folder
-from preproj.probe.evaluation import perplexity_protocol
-from preproj.probe.files import read_json, read_jsonl, write_json
-from preproj.probe.passages import RULE
+from preproj.probe.files import read_json, write_json
 from preproj.probe.recipe import Recipe
-from preproj.probe.statistics import INTERVALS, accuracy, paired_difference, perplexity
+from preproj.probe.scores import Score, read_scores
+from preproj.probe.statistics import contrast, holm, over_seeds, p_value, wilson
 
 BASELINE = "none"
 REFERENCE = "lora"
+SAME_SIZE = 0.02  # trainable parameters that differ by more are no equal budget
+# Whether two parts gain more (or less) together than the sum of what each gains alone.
+INTERACTIONS = {"pre × skip": ("pre", "skip", "pre+skip"), "pre × lora": ("pre", "lora", "pre+lora")}
+
+Scores = dict[str, dict[int, dict[str, Score]]]
+"""Method, seed, measure."""
 
 
 def cells_of(recipe: Recipe) -> list[tuple[str, int]]:
@@ -24,49 +32,45 @@ def cells_of(recipe: Recipe) -> list[tuple[str, int]]:
     ]
 
 
-def write_summary(run: Path, recipe: Recipe, base: dict[str, Any]) -> list[dict[str, Any]]:
+def write_summary(run: Path, recipe: Recipe, base: dict[str, Any], protocol: dict[str, str]) -> bool:
     """Read every cell of a run and write summary.json.
 
     Args:
         run: the run folder.
         recipe: its recipe.
         base: the content of summary.json's ``base``.
+        protocol: how things were measured, in sentences.
 
     Returns:
-        The rows.
+        Whether every cell is finished.
     """
-    rows = [_row(run, recipe, method, seed) for method, seed in cells_of(recipe)]
-    methods = recipe.methods
+    rows = [_row(run, method, seed) for method, seed in cells_of(recipe)]
+    scores: Scores = defaultdict(dict)
+    for row in rows:
+        if row["status"] == "finished":
+            method, seed = row["method"], row["seed"]
+            scores[method][seed] = read_scores(cell_folder(run, method, seed))
+            row["scores"] = {name: score.value for name, score in scores[method][seed].items()}
+    sizes = {row["method"]: row["trainable_parameters"] for row in rows if row["status"] == "finished"}
     write_json(
         run / "summary.json",
         {
             "name": recipe.name,
             "base": base,
-            "protocol": _protocol(recipe),
-            "baseline": BASELINE if BASELINE in methods else None,
-            "reference": REFERENCE if REFERENCE in methods else None,
+            "protocol": protocol,
+            "baseline": BASELINE if BASELINE in recipe.methods else None,
+            "reference": REFERENCE if REFERENCE in recipe.methods else None,
+            "measures": _measures(scores),
             "rows": rows,
+            "methods": [_method(method, scores[method]) for method in scores],
+            "pairs": _pairs(scores, sizes),
+            "interactions": _interactions(scores),
         },
     )
-    return rows
+    return all(row["status"] == "finished" for row in rows)
 
 
-def _protocol(recipe: Recipe) -> dict[str, str]:
-    training, evaluation = recipe.training, recipe.evaluation
-    return {
-        "training": (
-            f"The base is frozen; the new weights train on {training.tokens:,} tokens ({training.steps} steps of "
-            f"{training.batch_size} packed blocks of {training.block_size}), the same tokens in the same order for "
-            f"every method of a seed; AdamW, {training.warmup_ratio:.0%} linear warm-up, cosine decay to zero, weight "
-            f"decay {training.weight_decay:g}, gradient norm clipped at {training.max_grad_norm:g}."
-        ),
-        "perplexity": perplexity_protocol(evaluation, recipe.model.dtype),
-        "last_word": RULE if evaluation.passages else "Left out in this run.",
-        "intervals": INTERVALS,
-    }
-
-
-def _row(run: Path, recipe: Recipe, method: str, seed: int) -> dict[str, Any]:
+def _row(run: Path, method: str, seed: int) -> dict[str, Any]:
     folder = cell_folder(run, method, seed)
     row: dict[str, Any] = {"method": method, "seed": seed, "status": "missing", "reason": None, "notes": []}
     if (folder / "failed.json").exists():
@@ -75,53 +79,107 @@ def _row(run: Path, recipe: Recipe, method: str, seed: int) -> dict[str, Any]:
         return row
     metrics = read_json(folder / "metrics.json")
     same = ("trainable_parameters", "share_of_total", "learning_rate", "tokens", "tokens_per_second", "notes")
-    others = [BASELINE, REFERENCE]
     return (
         row
         | {key: metrics[key] for key in (*same, "peak_memory_bytes")}
-        | {
-            "status": "finished",
-            "seconds": metrics["seconds"]["total"],
-            "perplexity": metrics["perplexity"]["value"],
-            "last_word_accuracy": metrics["last_word"]["accuracy"] if metrics["last_word"] else None,
-            "versus": {
-                other: _versus(folder, other_folder)
-                for other in others
-                if other != method and other in recipe.methods
-                for other_folder in [cell_folder(run, other, recipe.seeds[0] if other == BASELINE else seed)]
-                if (other_folder / "metrics.json").exists()
-            },
-        }
+        | {"status": "finished", "seconds": metrics["seconds"]["total"]}
     )
 
 
-def _versus(ours: Path, theirs: Path) -> dict[str, Any]:
-    """Compare two finished cells on the same items."""
-    a, b = (read_jsonl(folder / "documents.jsonl") for folder in (ours, theirs))
-    assert [row["id"] for row in a] == [row["id"] for row in b]
-    differences = {
-        "perplexity": paired_difference(
-            [row["negative_log_likelihood"] for row in a],
-            [row["negative_log_likelihood"] for row in b],
-            [row["tokens"] for row in a],
-            perplexity,
-        )
+def _measures(scores: Scores) -> list[dict[str, Any]]:
+    """List the measures of a run, in the order the cells have them."""
+    first = {name: score for seeds in scores.values() for cell in seeds.values() for name, score in cell.items()}
+    return [
+        {
+            "name": name,
+            "task": score.measure.task,
+            "metric": score.measure.metric,
+            "kind": score.measure.kind,
+            "items": score.items,
+        }
+        for name, score in first.items()
+    ]
+
+
+def _method(method: str, seeds: dict[int, dict[str, Score]]) -> dict[str, Any]:
+    """Return a method's scores over its seeds, each with its interval over items."""
+    names = next(iter(seeds.values()))
+    return {
+        "method": method,
+        "seeds": list(seeds),
+        "scores": {name: _interval([cell[name] for cell in seeds.values()]) for name in names},
     }
-    a, b = (read_jsonl(folder / "passages.jsonl") for folder in (ours, theirs))
-    if a:
-        counts = Counter(row["document"] for row in a)
-        correct_a, correct_b = _correct_by_document(a), _correct_by_document(b)
-        differences["last_word_accuracy"] = paired_difference(
-            [correct_a[name] for name in counts],
-            [correct_b[name] for name in counts],
-            list(counts.values()),
-            accuracy,
-        )
-    return differences
 
 
-def _correct_by_document(passages: list[dict[str, Any]]) -> dict[str, int]:
-    correct: dict[str, int] = defaultdict(int)
-    for row in passages:
-        correct[row["document"]] += row["correct"]
-    return correct
+def _interval(scores: list[Score]) -> dict[str, float]:
+    first = scores[0]
+    if first.measure.kind == "accuracy" and len(scores) == 1 and first.items == len(first.groups):
+        low, high = wilson(round(first.totals.sum()), first.items)
+        return {"value": first.value, "low": low, "high": high}
+    found = contrast(first.measure.kind, [(1, _totals(scores))], first.weights)
+    return {key: found[key] for key in ("value", "low", "high")}
+
+
+def _totals(scores: list[Score]) -> np.ndarray:
+    """Return ``(seeds, groups)``."""
+    return np.stack([score.totals for score in scores])
+
+
+def _pairs(scores: Scores, sizes: dict[str, int]) -> list[dict[str, Any]]:
+    """Compare every method with every one before it."""
+    pairs = [
+        {
+            "ours": ours,
+            "theirs": theirs,
+            "matched": abs(sizes[ours] - sizes[theirs]) <= SAME_SIZE * max(sizes[ours], sizes[theirs]),
+            "differences": {name: _difference(scores, ours, theirs, name) for name in _shared(scores, ours, theirs)},
+        }
+        for theirs, ours in combinations(scores, 2)
+    ]
+    for name in dict.fromkeys(name for pair in pairs for name in pair["differences"]):
+        differences = [pair["differences"][name] for pair in pairs if name in pair["differences"]]
+        for difference, corrected in zip(differences, holm([d["p"] for d in differences]), strict=True):
+            difference["p_holm"] = corrected
+    return pairs
+
+
+def _shared(scores: Scores, *methods: str) -> list[str]:
+    """List the measures that all methods have."""
+    cells = [next(iter(scores[method].values())) for method in methods]
+    return [name for name in cells[0] if all(name in cell for cell in cells)]
+
+
+def _difference(scores: Scores, ours: str, theirs: str, name: str) -> dict[str, Any]:
+    mine, others = (_seeds(scores, method, name) for method in (ours, theirs))
+    first = next(iter(mine.values()))
+    kind, weights = first.measure.kind, first.weights
+    assert all(score.groups == first.groups for score in (*mine.values(), *others.values()))
+    a, b = (_totals(list(of.values())) for of in (mine, others))
+    by_seed = [
+        score.value - others[seed if seed in others else next(iter(others))].value for seed, score in mine.items()
+    ]
+    return {
+        **contrast(kind, [(1, a), (-1, b)], weights),
+        "p": p_value(kind, a, b, weights),
+        "over_seeds": over_seeds(by_seed),
+    }
+
+
+def _seeds(scores: Scores, method: str, name: str) -> dict[int, Score]:
+    return {seed: cell[name] for seed, cell in scores[method].items()}
+
+
+def _interactions(scores: Scores) -> list[dict[str, Any]]:
+    found = []
+    for name, (one, other, both) in INTERACTIONS.items():
+        if not all(method in scores for method in (BASELINE, one, other, both)):
+            continue
+        signed = [(1, both), (-1, one), (-1, other), (1, BASELINE)]
+        differences = {}
+        for measure in _shared(scores, BASELINE, one, other, both):
+            terms = [(sign, list(_seeds(scores, method, measure).values())) for sign, method in signed]
+            first = terms[0][1][0]
+            totals = [(sign, _totals(of)) for sign, of in terms]
+            differences[measure] = contrast(first.measure.kind, totals, first.weights)
+        found.append({"name": name, "differences": differences})
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """The newest version of the run folder that this report reads."""
 
 AGAIN = "run `preproj probe` on the recipe again, it continues where the run stopped"

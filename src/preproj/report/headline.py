@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from preproj.report import units
-from preproj.report.records import LAST_WORD, PERPLEXITY, Interval, Result, Row, Run
+from preproj.report.records import Interval, Measure, Pair, Run
 
 SUBJECTS = ("pre+skip", "skip", "pre")
 """The method the headline is about: the first of these that finished, else the first in the recipe."""
-
-SAME_SIZE = 0.01
-"""Parameter counts that differ by less than this share count as equal."""
 
 
 def headline(run: Run) -> tuple[str, ...]:
@@ -21,123 +18,104 @@ def headline(run: Run) -> tuple[str, ...]:
     Returns:
         The sentences, the most important first.
     """
-    if not run.finished:
+    if not run.scores:
         return ("No cell of this run has finished, so there is nothing to report yet.",)
+    sentences = [*_best(run)]
     subject = _subject(run)
-    others = [run.baseline, run.reference] if subject != run.baseline else []
-    named = [other for other in dict.fromkeys(others) if other not in (None, subject)]
-    sentences = [sentence for other in named for sentence in _against(run, subject, other)]
-    if run.reference in named:
-        sentences += _verdict(run, subject, run.reference)
-    if any(_compared(run, subject, other, PERPLEXITY) for other in named):
-        sentences += _lowest(run, subject)
-    else:
-        sentences += _values(run)
-    return (*sentences, *_unfinished(run))
+    for other in dict.fromkeys((run.baseline, run.reference)):
+        if other is not None and subject not in (other, run.baseline):
+            sentences += _against(run, subject, other)
+    return (*(sentences or _values(run)), *_unfinished(run))
 
 
 def _subject(run: Run) -> str:
-    finished = [row.method for row, _ in run.finished]
+    finished = list(run.scores)
     others = [method for method in finished if method not in (run.baseline, run.reference)]
     return next((method for method in SUBJECTS if method in others), (others or finished[::-1])[0])
 
 
-def _compared(run: Run, method: str, other: str, measure: str) -> list[tuple[Row, Result, Interval]]:
-    """The cells of `method` that were compared with `other` on a measure, one per seed."""
-    cells = [(row, result) for row, result in run.finished if row.method == method and other in result.versus]
-    pairs = [(row, result, result.versus[other].interval(measure)) for row, result in cells]
-    return [(row, result, interval) for row, result, interval in pairs if interval is not None]
-
-
-def _directions(run: Run, method: str, other: str) -> dict[str, str]:
-    """How `method` does against `other` by measure: better, worse, undecided, or mixed where seeds differ."""
-    directions = {}
-    for measure in run.measures:
-        found = {_direction(interval, measure) for *_, interval in _compared(run, method, other, measure)}
-        if found:
-            directions[measure] = found.pop() if len(found) == 1 else "mixed"
-    return directions
-
-
-def _direction(interval: Interval, measure: str) -> str:
-    if interval.includes_zero:
-        return "undecided"
-    return "better" if (interval.high < 0) == (measure == PERPLEXITY) else "worse"
-
-
-def _against(run: Run, method: str, other: str) -> list[str]:
-    directions = _directions(run, method, other)
-    if not directions:
-        return [f"{method} cannot be compared with {other}: the run holds no finished pair of their cells."]
-    name = f"the untouched model ({other})" if other == run.baseline else other
-    wordings = {
-        "better": "better in {}",
-        "worse": "worse in {}",
-        "undecided": "not distinguishable in {}",
-        "mixed": "in {} the seeds disagree",
-    }
-    clauses = (
-        f"{wordings[direction].format(measure)} ({_numbers(run, method, other, measure)})"
-        for measure, direction in directions.items()
+def _best(run: Run) -> list[str]:
+    """Name the best method of the first measure, with its lead over the next."""
+    if len(run.scores) < 2 or not run.measures:
+        return []
+    measure = run.measures[0]
+    ranked = sorted(
+        (method for method in run.scores if measure.name in run.scores[method]),
+        key=lambda method: run.scores[method][measure.name].value,
+        reverse=measure.higher_is_better,
     )
-    return [f"{method} against {name}: {'; '.join(clauses)}."]
-
-
-def _numbers(run: Run, method: str, other: str, measure: str) -> str:
-    numbers = []
-    for row, result, interval in _compared(run, method, other, measure):
-        middle, low, high = units.difference(interval, points=measure == LAST_WORD)
-        seed = f"seed {row.seed}: " if run.several_seeds else ""
-        unit = " percentage points" if measure == LAST_WORD else ""
-        value = units.measured(measure, result.value(measure))
-        numbers.append(f"{seed}{value}, difference {middle}{unit}, 95 % interval {low} to {high}")
-    return "; ".join(numbers)
-
-
-def _verdict(run: Run, method: str, other: str) -> list[str]:
-    directions = list(_directions(run, method, other).values())
-    if not directions:
+    if len(ranked) < 2:
         return []
-    sentences = []
-    if "better" not in directions:
-        sentences.append(f"So {method} does not beat {other} in this run.")
-    elif "worse" in directions:
-        sentences.append(f"The two measures disagree, so neither of {method} and {other} is simply the better one.")
-    elif len(set(directions)) > 1:
-        sentences.append(f"So {method} beats {other} on one of the two measures, not on both.")
-    mine, theirs = _parameters(run, method), _parameters(run, other)
-    counts = f"({units.short(mine)} against {units.short(theirs)})"
-    if abs(mine - theirs) < SAME_SIZE * theirs:
-        return [*sentences, f"{method} and {other} train about as many parameters {counts}."]
-    size = f"{method} trains {units.times(mine / theirs)} the parameters of {other} {counts}"
-    larger, wins = (method, "better") if mine > theirs else (other, "worse")
-    if wins in directions:
-        size += f", so an advantage of {larger} here is not an advantage at equal size"
-    return [*sentences, f"{size}."]
+    first, second = ranked[:2]
+    pair = run.pair(first, second)
+    lead = pair.differences.get(measure.name) if pair else None
+    value = units.measured(measure, run.scores[first][measure.name].value)
+    size = f"{units.short(run.size(first))} trainable parameters"
+    said = f"Best in {measure.label}: {first} ({value}, {size})"
+    if lead is None:
+        return [f"{said}."]
+    middle, low, high = units.difference(measure, lead)
+    clear = "" if not lead.includes_zero else ", not distinguishable"
+    return [f"{said}; next {second} ({first} − {second}: {middle} [{low}, {high}]{clear})."]
 
 
-def _parameters(run: Run, method: str) -> int:
-    return next(result.trainable_parameters for row, result in run.finished if row.method == method)
+def _against(run: Run, subject: str, other: str) -> list[str]:
+    pair = run.pair(subject, other)
+    if pair is None:
+        return [f"{subject} cannot be compared with {other}: the run holds no finished pair of their cells."]
+    name = f"the untouched model ({other})" if other == run.baseline else other
+    clauses: dict[str, list[str]] = {"better in": [], "worse in": [], "not distinguishable in": []}
+    for measure in run.measures:
+        if measure.name in pair.differences:
+            difference = pair.differences[measure.name]
+            clauses[_direction(measure, difference)].append(_numbers(measure, difference))
+    said = "; ".join(f"{wording} {', '.join(found)}" for wording, found in clauses.items() if found)
+    return [f"{subject} against {name}: {said}.", *([] if other == run.baseline else [_verdict(run, pair, clauses)])]
 
 
-def _lowest(run: Run, subject: str) -> list[str]:
-    row, result = min(run.finished, key=lambda cell: cell[1].perplexity)
-    if row.method in (subject, run.reference):
-        return []
-    seed = f", seed {row.seed}" if run.several_seeds and row.method != run.baseline else ""
-    value = units.measured(PERPLEXITY, result.perplexity)
-    return [
-        f"The lowest perplexity of the run is that of {row.method}{seed} ({value}, "
-        f"{units.short(result.trainable_parameters)} trainable parameters)."
-    ]
+def _direction(measure: Measure, difference: Interval) -> str:
+    if difference.includes_zero:
+        return "not distinguishable in"
+    return "better in" if (difference.low > 0) == measure.higher_is_better else "worse in"
+
+
+def _numbers(measure: Measure, difference: Interval) -> str:
+    middle, low, high = units.difference(measure, difference)
+    unit = " points" if measure.kind == "accuracy" else ""
+    found = f"{measure.label} ({middle}{unit} [{low}, {high}]"
+    if difference.includes_zero and difference.detectable is not None:
+        smallest, *_ = units.difference(measure, Interval(difference.detectable, difference.low, difference.high))
+        found += f"; n = {units.whole(measure.items)} would show {smallest.lstrip('+')}{unit}"
+    return f"{found})"
+
+
+def _verdict(run: Run, pair: Pair, clauses: dict[str, list[str]]) -> str:
+    """Say who wins, and whether at an equal budget."""
+    mine, theirs = run.size(pair.ours), run.size(pair.theirs)
+    better, worse = clauses["better in"], clauses["worse in"]
+    if better and worse:
+        said = f"The measures disagree, so neither of {pair.ours} and {pair.theirs} is simply the better one"
+    elif better:
+        rest = ", and on none is it worse" if clauses["not distinguishable in"] else ""
+        said = f"So {pair.ours} beats {pair.theirs} in this run{rest}"
+    else:
+        said = f"So {pair.ours} does not beat {pair.theirs} in this run"
+    counts = f"{units.short(mine)} against {units.short(theirs)}"
+    if pair.matched:
+        return f"{said}, at an equal budget of trainable parameters ({counts})."
+    return f"{said}; but their budgets of trainable parameters differ ({counts}), so this is no fair comparison."
 
 
 def _values(run: Run) -> list[str]:
     return [
-        f"{row.method}{f', seed {row.seed}' if run.several_seeds else ''}: "
-        + ", ".join(f"{measure} {units.measured(measure, result.value(measure))}" for measure in run.measures)
+        f"{method}: "
+        + ", ".join(
+            f"{measure.label} {units.measured(measure, scores[measure.name].value)}"
+            for measure in run.measures
+            if measure.name in scores
+        )
         + "."
-        for row, result in run.finished
+        for method, scores in run.scores.items()
     ]
 
 

@@ -10,13 +10,14 @@ import yaml
 from preproj.report.fields import AGAIN, Fields, ReportError, read_json, read_lines, read_text
 from preproj.report.records import (
     Base,
-    Comparison,
     Corpus,
     Environment,
     Hardware,
+    Interaction,
     Interval,
     Layer,
-    Protocol,
+    Measure,
+    Pair,
     Result,
     Row,
     Run,
@@ -40,14 +41,24 @@ def load(run_dir: Path) -> Run:
     if not run_dir.is_dir():
         raise ReportError(f"{run_dir} is not a folder; give the folder that `preproj probe` wrote.")
     summary = read_json(run_dir / "summary.json")
+    if summary.whole("format_version") == 1:
+        raise ReportError(f"{run_dir} holds a summary of format 1; {AGAIN}, and brings it up to date.")
     base, protocol = summary.child("base"), summary.child("protocol")
+    methods = {method.text("method"): method.child("scores") for method in summary.children("methods")}
     return Run(
         name=summary.text("name"),
         base=Base(base.text("name"), base.text("dtype"), base.whole("parameters"), base.optional_text("note")),
-        protocol=Protocol(*(protocol.text(key) for key in ("perplexity", "last_word", "training", "intervals"))),
+        protocol={name: protocol.text(name) for name in protocol.data},
         baseline=summary.optional_text("baseline"),
         reference=summary.optional_text("reference"),
+        measures=tuple(map(_measure, summary.children("measures"))),
         rows=tuple(_row(row, run_dir) for row in summary.children("rows")),
+        scores={name: _intervals(scores) for name, scores in methods.items()},
+        pairs=tuple(map(_pair, summary.children("pairs"))),
+        interactions=tuple(
+            Interaction(found.text("name"), _intervals(found.child("differences")))
+            for found in summary.children("interactions")
+        ),
         environment=_environment(read_json(run_dir / "environment.json")),
         corpus=_corpus(read_json(run_dir / "corpus.json")),
         recipe=_recipe(run_dir / "recipe.yaml"),
@@ -117,7 +128,7 @@ def _row(fields: Fields, run_dir: Path) -> Row:
 
 def _result(fields: Fields, cell: Path) -> Result:
     metrics = read_json(cell / "metrics.json")
-    versus = fields.child("versus")
+    scores = fields.child("scores")
     # The untouched model takes no steps and so writes no training log.
     training = read_lines(cell / "training.jsonl") if metrics.whole("steps") else ()
     return Result(
@@ -127,25 +138,41 @@ def _result(fields: Fields, cell: Path) -> Result:
         tokens_per_second=fields.optional_number("tokens_per_second"),
         peak_memory_bytes=fields.whole("peak_memory_bytes"),
         seconds=fields.number("seconds"),
-        perplexity=fields.number("perplexity"),
-        last_word_accuracy=fields.optional_number("last_word_accuracy"),
-        versus={other: _comparison(versus.child(other)) for other in versus.data},
+        scores={name: scores.number(name) for name in scores.data},
         token_order=metrics.optional_text("token_order_sha256"),
         layers=tuple(_layer(layer) for layer in metrics.children("layers")),
         training=tuple(Step(step.whole("tokens"), step.number("loss")) for step in training),
     )
 
 
-def _comparison(fields: Fields) -> Comparison:
-    last_word = "last_word_accuracy"
-    return Comparison(
-        perplexity=_interval(fields.child("perplexity")),
-        last_word_accuracy=_interval(fields.child(last_word)) if last_word in fields.data else None,
+def _measure(fields: Fields) -> Measure:
+    kind = fields.text("kind")
+    if kind not in ("accuracy", "perplexity"):
+        raise ReportError(f"{fields.where}: 'kind' is {kind!r}, which is no known kind; {AGAIN}.")
+    return Measure(
+        name=fields.text("name"),
+        task=fields.text("task"),
+        metric=fields.text("metric"),
+        kind=cast(Literal["accuracy", "perplexity"], kind),
+        items=fields.whole("items"),
     )
 
 
+def _pair(fields: Fields) -> Pair:
+    matched = fields.data.get("matched") is True
+    return Pair(fields.text("ours"), fields.text("theirs"), matched, _intervals(fields.child("differences")))
+
+
+def _intervals(fields: Fields) -> dict[str, Interval]:
+    """Intervals by name of the measure."""
+    return {name: _interval(fields.child(name)) for name in fields.data}
+
+
 def _interval(fields: Fields) -> Interval:
-    return Interval(fields.number("difference"), fields.number("low"), fields.number("high"))
+    p_holm, detectable = (
+        fields.optional_number(name) if name in fields.data else None for name in ("p_holm", "detectable")
+    )
+    return Interval(fields.number("value"), fields.number("low"), fields.number("high"), p_holm, detectable)
 
 
 def _layer(fields: Fields) -> Layer:

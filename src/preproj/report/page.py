@@ -8,15 +8,11 @@ from preproj.report import units
 from preproj.report.figures import Figure, figures
 from preproj.report.headline import headline
 from preproj.report.records import Run
-from preproj.report.tables import Table, footnotes, headline_table, reference_table
+from preproj.report.tables import Table, footnotes, tables
 
 TABLE_LEGEND = (
     "Δ is this row minus the other; in brackets its 95 % interval. "
     "“Not distinguishable” stands where the interval includes 0."
-)
-INTERVALS = (
-    "The intervals cover the choice of test documents, not the training seed: "
-    "they do not say how much another seed would change a result."
 )
 COMMAND = "preproj probe recipe.yaml"
 
@@ -51,14 +47,13 @@ def build_page(run: Run) -> Page:
     Returns:
         The report as data.
     """
-    reference = reference_table(run)
     base = run.base
     return Page(
         title=f"{run.name}: {base.name}",
         base=f"Base model {base.name}: {units.whole(base.parameters)} frozen parameters, {base.dtype}.",
         note=base.note,
         headline=headline(run),
-        tables=(headline_table(run), *([reference] if reference else [])),
+        tables=tables(run),
         footnotes=numbered_footnotes(run),
         figures=figures(run),
         protocol=_protocol(run),
@@ -78,19 +73,12 @@ def numbered_footnotes(run: Run) -> tuple[str, ...]:
         The footnotes with their numbers, then how to read a difference where there is one.
     """
     numbered = (f"[{number}] {sentence}" for number, sentence in enumerate(footnotes(run), start=1))
-    compared = any(result.versus for _, result in run.finished)
-    return (*numbered, *([TABLE_LEGEND] if compared else []))
+    return (*numbered, *([TABLE_LEGEND] if run.pairs else []))
 
 
 def _protocol(run: Run) -> tuple[tuple[str, str], ...]:
     order = _token_order(run)
-    return (
-        ("Training", run.protocol.training),
-        *([("Order of the text", order)] if order else []),
-        ("Perplexity", run.protocol.perplexity),
-        ("Last word", run.protocol.last_word),
-        ("Intervals", f"{run.protocol.intervals} {INTERVALS}"),
-    )
+    return (*run.protocol.items(), *([("order of the text", order)] if order else []))
 
 
 def _token_order(run: Run) -> str | None:

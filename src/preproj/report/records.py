@@ -6,38 +6,74 @@ The fields are those of `docs/run-folder.md`, less what no page of the report sh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-PERPLEXITY = "perplexity"
-LAST_WORD = "last-word accuracy"
-"""The two measures, as tables and sentences name them."""
+
+@dataclass(frozen=True)
+class Measure:
+    """One number of every cell: a metric of a task."""
+
+    name: str
+    task: str
+    metric: str
+    kind: Literal["accuracy", "perplexity"]
+    items: int
+
+    @property
+    def label(self) -> str:
+        """As tables and sentences name it, in the harness's own words: `lambada_openai acc`."""
+        return f"{self.task} {self.metric}"
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether more is better."""
+        return self.kind == "accuracy"
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A difference between two cells and its 95 % interval."""
+    """A number with its 95 % interval; for a difference of two methods also its test."""
 
-    difference: float
+    value: float
     low: float
     high: float
+    p_holm: float | None = None
+    detectable: float | None = None
 
     @property
     def includes_zero(self) -> bool:
         """Whether the data are compatible with no difference at all."""
         return self.low <= 0 <= self.high
 
+    @property
+    def turned(self) -> Interval:
+        """The same difference seen from the other side."""
+        return replace(self, value=-self.value, low=-self.high, high=-self.low)
+
 
 @dataclass(frozen=True)
-class Comparison:
-    """This cell minus another one; without the last word where the run left that out."""
+class Pair:
+    """Method `ours` minus method `theirs`, by name of the measure; `matched` says that their sizes are equal."""
 
-    perplexity: Interval
-    last_word_accuracy: Interval | None
+    ours: str
+    theirs: str
+    matched: bool
+    differences: Mapping[str, Interval]
 
-    def interval(self, measure: str) -> Interval | None:
-        """The interval of one of the two measures."""
-        return self.perplexity if measure == PERPLEXITY else self.last_word_accuracy
+    @property
+    def turned(self) -> Pair:
+        """The same pair seen from the other side."""
+        turned = {name: difference.turned for name, difference in self.differences.items()}
+        return Pair(self.theirs, self.ours, self.matched, turned)
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """What two parts gain together beyond the sum of what each gains alone, by name of the measure."""
+
+    name: str
+    differences: Mapping[str, Interval]
 
 
 @dataclass(frozen=True)
@@ -70,16 +106,10 @@ class Result:
     tokens_per_second: float | None
     peak_memory_bytes: int
     seconds: float
-    perplexity: float
-    last_word_accuracy: float | None
-    versus: Mapping[str, Comparison]
+    scores: Mapping[str, float]
     token_order: str | None
     layers: tuple[Layer, ...]
     training: tuple[Step, ...]
-
-    def value(self, measure: str) -> float | None:
-        """The number of one of the two measures."""
-        return self.perplexity if measure == PERPLEXITY else self.last_word_accuracy
 
 
 @dataclass(frozen=True)
@@ -102,16 +132,6 @@ class Base:
     dtype: str
     parameters: int
     note: str | None
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """How the numbers were measured, one sentence each."""
-
-    perplexity: str
-    last_word: str
-    training: str
-    intervals: str
 
 
 @dataclass(frozen=True)
@@ -163,10 +183,14 @@ class Run:
 
     name: str
     base: Base
-    protocol: Protocol
+    protocol: Mapping[str, str]
     baseline: str | None
     reference: str | None
+    measures: tuple[Measure, ...]
     rows: tuple[Row, ...]
+    scores: Mapping[str, Mapping[str, Interval]]
+    pairs: tuple[Pair, ...]
+    interactions: tuple[Interaction, ...]
     environment: Environment
     corpus: Corpus
     recipe: str
@@ -181,11 +205,18 @@ class Run:
         """Whether a method was trained with more than one seed."""
         return len({row.seed for row in self.rows if row.method != self.baseline}) > 1
 
-    @property
-    def measures(self) -> tuple[str, ...]:
-        """The measures that the run took."""
-        last_word = any(result.last_word_accuracy is not None for _, result in self.finished)
-        return (PERPLEXITY, LAST_WORD) if last_word else (PERPLEXITY,)
+    def pair(self, ours: str, theirs: str | None) -> Pair | None:
+        """The comparison of two methods, or None where they were not compared."""
+        for pair in self.pairs:
+            if (pair.ours, pair.theirs) == (ours, theirs):
+                return pair
+            if (pair.theirs, pair.ours) == (ours, theirs):
+                return pair.turned
+        return None
+
+    def size(self, method: str) -> int:
+        """Trainable parameters of a method that has a finished cell."""
+        return next(result.trainable_parameters for row, result in self.finished if row.method == method)
 
     @property
     def methods(self) -> tuple[str, ...]:

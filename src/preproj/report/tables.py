@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from preproj.report import units
-from preproj.report.records import LAST_WORD, Result, Row, Run
+from preproj.report.records import Interval, Measure, Result, Row, Run
 
 
 @dataclass(frozen=True)
@@ -18,94 +18,27 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column; `group` says which of the narrower tables of the terminal shows it."""
-
-    title: str
-    group: str
-    cell: Callable[[Row, Result], Cell]
-
-
-@dataclass(frozen=True)
 class Table:
-    """A table whose first columns (`heads` of them) name the cell of the run."""
+    """A table whose first columns (`heads` of them) name the row."""
 
     caption: str
     titles: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    heads: int
-    groups: tuple[str, ...]
+    heads: int = 1
 
 
-def headline_table(run: Run) -> Table:
-    """The table of every number of a run, and of the differences from the untouched model.
-
-    Args:
-        run: The run.
-
-    Returns:
-        One row per cell, in recipe order.
-    """
-    columns = [
-        Column("trainable parameters", "quality", lambda _, result: Cell(units.whole(result.trainable_parameters))),
-        Column("share of total", "cost", lambda _, result: Cell(units.share(result.share_of_total))),
-        *(column for measure in run.measures for column in _measure_columns(run, measure)),
-        Column("peak learning rate", "cost", lambda _, result: Cell(units.learning_rate(result.learning_rate))),
-        Column("training tokens/s", "cost", lambda _, result: Cell(units.rate(result.tokens_per_second))),
-        Column("peak memory", "cost", lambda _, result: Cell(units.memory(result.peak_memory_bytes))),
-        Column("training + evaluation", "cost", lambda _, result: Cell(units.seconds(result.seconds))),
-    ]
-    return _table(run, f"Results of {run.name} on {run.base.name}", columns, run.rows)
-
-
-def reference_table(run: Run) -> Table | None:
-    """The differences from the reference method (LoRA).
+def tables(run: Run) -> tuple[Table, ...]:
+    """Puts the numbers of a run into tables.
 
     Args:
         run: The run.
 
     Returns:
-        One row per cell that has such a difference, or None if no cell has. The untouched model is left out:
-        the headline table has that difference, in the row of the reference.
+        The tables that the run has numbers for, the most important first.
     """
-    other = run.reference
-    rows = tuple(row for row, result in run.finished if other in result.versus and row.method != run.baseline)
-    if other is None or not rows:
-        return None
-    sizes = {row.seed: result.trainable_parameters for row, result in run.finished if row.method == other}
-
-    def ratio(row: Row, result: Result) -> Cell:
-        size = sizes.get(row.seed)
-        return Cell(units.times(result.trainable_parameters / size) if size else units.NOTHING)
-
-    columns = [
-        Column(f"trainable parameters relative to {other}", "quality", ratio),
-        *(column for measure in run.measures for column in _difference_columns(run, other, measure)),
-    ]
-    return _table(run, f"Differences from {other}, same seed", columns, rows)
-
-
-def _measure_columns(run: Run, measure: str) -> list[Column]:
-    value = Column(measure, "quality", lambda _, result: Cell(units.measured(measure, result.value(measure))))
-    return [value, *_difference_columns(run, run.baseline, measure)]
-
-
-def _difference_columns(run: Run, other: str | None, measure: str) -> list[Column]:
-    if other is None or not any(other in result.versus for _, result in run.finished):
-        return []
-    points = measure == LAST_WORD
-
-    def cell(_: Row, result: Result) -> Cell:
-        comparison = result.versus.get(other)
-        interval = comparison.interval(measure) if comparison else None
-        if interval is None:
-            return Cell(units.NOTHING)
-        middle, low, high = units.difference(interval, points=points)
-        wording = (units.NOT_DISTINGUISHABLE,) if interval.includes_zero else ()
-        return Cell(middle, (f"[{low}, {high}]", *wording))
-
-    unit = " (percentage points)" if points else ""
-    return [Column(f"Δ {measure} vs {other}{unit}", "quality", cell)]
+    others = [other for other in (run.baseline, run.reference) if other is not None]
+    found = [_scores(run), *(_differences(run, other) for other in others), _cost(run), _cells(run), _all_pairs(run)]
+    return tuple(table for table in (*found, _interactions(run)) if table is not None and table.rows)
 
 
 def footnotes(run: Run) -> tuple[str, ...]:
@@ -124,29 +57,6 @@ def _sentences(row: Row) -> tuple[str, ...]:
     return (*row.notes, *([unfinished_sentence(row)] if row.result is None else []))
 
 
-def _table(run: Run, caption: str, columns: list[Column], rows: tuple[Row, ...]) -> Table:
-    numbers = {sentence: f" [{number}]" for number, sentence in enumerate(footnotes(run), start=1)}
-    body = []
-    for row in rows:
-        head = [Cell(row.method + "".join(numbers[note] for note in dict.fromkeys(row.notes)))]
-        if run.several_seeds:
-            head.append(Cell("all" if row.method == run.baseline else str(row.seed)))
-        if row.result is None:
-            cells = [Cell(row.status + numbers[unfinished_sentence(row)])]
-            cells += [Cell(units.NOTHING)] * (len(columns) - 1)
-        else:
-            cells = [column.cell(row, row.result) for column in columns]
-        body.append((*head, *cells))
-    heads = ("method", "seed") if run.several_seeds else ("method",)
-    return Table(
-        caption=caption,
-        titles=(*heads, *(column.title for column in columns)),
-        rows=tuple(body),
-        heads=len(heads),
-        groups=tuple(column.group for column in columns),
-    )
-
-
 def unfinished_sentence(row: Row) -> str:
     """Why a cell has no numbers.
 
@@ -159,3 +69,140 @@ def unfinished_sentence(row: Row) -> str:
     if row.status == "failed":
         return f"{row.method}, seed {row.seed}, failed: {row.reason or 'no reason was recorded.'}"
     return f"{row.method}, seed {row.seed}, has no result yet; the command that started the run tries it again."
+
+
+def _scores(run: Run) -> Table:
+    """Every score of every method, over its seeds."""
+    rows = []
+    for method in run.methods:
+        if method in run.scores:
+            scores = run.scores[method]
+            cells = [_score(measure, scores.get(measure.name)) for measure in run.measures]
+        else:
+            cells = [Cell("no result"), *[Cell(units.NOTHING)] * (len(run.measures) - 1)][: len(run.measures)]
+        rows.append((_head(run, method), *cells))
+    seeds = ", mean over seeds" if run.several_seeds else ""
+    return Table(f"Results of {run.name} on {run.base.name}{seeds}", _titles(run.measures), tuple(rows))
+
+
+def _score(measure: Measure, interval: Interval | None) -> Cell:
+    if interval is None:
+        return Cell(units.NOTHING)
+    low, high = (units.measured(measure, end) for end in (interval.low, interval.high))
+    return Cell(units.measured(measure, interval.value), (f"[{low}, {high}]",))
+
+
+def _differences(run: Run, other: str) -> Table:
+    """The differences of every other method from one."""
+    relative = other != run.baseline
+    rows = []
+    for method in run.methods:
+        pair = run.pair(method, other)
+        if pair is None or (relative and method == run.baseline):
+            continue
+        head = [_head(run, method)]
+        if relative:
+            wording = () if pair.matched else ("not an equal budget",)
+            head.append(Cell(units.times(run.size(method) / run.size(other)), wording))
+        cells = [_difference(measure, pair.differences.get(measure.name)) for measure in run.measures]
+        rows.append((*head, *cells))
+    titles = _titles(run.measures, unit=True)
+    if relative:
+        titles = (titles[0], f"trainable parameters relative to {other}", *titles[1:])
+    return Table(f"Differences from {_name(run, other)}", titles, tuple(rows))
+
+
+def _difference(measure: Measure, interval: Interval | None) -> Cell:
+    if interval is None:
+        return Cell(units.NOTHING)
+    middle, low, high = units.difference(measure, interval)
+    wording = (units.NOT_DISTINGUISHABLE,) if interval.includes_zero else ()
+    return Cell(middle, (f"[{low}, {high}]", *wording))
+
+
+def _cost(run: Run) -> Table:
+    """What every cell cost."""
+    columns: dict[str, Callable[[Result], str]] = {
+        "trainable parameters": lambda result: units.whole(result.trainable_parameters),
+        "share of total": lambda result: units.share(result.share_of_total),
+        "peak learning rate": lambda result: units.learning_rate(result.learning_rate),
+        "training tokens/s": lambda result: units.rate(result.tokens_per_second),
+        "peak memory": lambda result: units.memory(result.peak_memory_bytes),
+        "training + evaluation": lambda result: units.seconds(result.seconds),
+    }
+    cells = list(columns.values())
+    return _by_cell(run, "Size and cost", columns, lambda result: [Cell(column(result)) for column in cells])
+
+
+def _cells(run: Run) -> Table | None:
+    """The scores of every seed, where there are several."""
+    if not run.several_seeds:
+        return None
+
+    def scores(result: Result) -> list[Cell]:
+        return [Cell(units.measured(measure, result.scores.get(measure.name))) for measure in run.measures]
+
+    return _by_cell(run, "Every seed", [measure.label for measure in run.measures], scores)
+
+
+def _by_cell(run: Run, caption: str, titles: Iterable[str], cells: Callable[[Result], list[Cell]]) -> Table:
+    titles = tuple(titles)
+    rows = []
+    for row in run.rows:
+        seed = [Cell("all" if row.method == run.baseline else str(row.seed))] if run.several_seeds else []
+        body = (
+            cells(row.result)
+            if row.result is not None
+            else [Cell(row.status), *[Cell(units.NOTHING)] * (len(titles) - 1)]
+        )
+        rows.append((_head(run, row.method), *seed, *body))
+    heads = ("method", "seed") if run.several_seeds else ("method",)
+    return Table(caption, (*heads, *titles), tuple(rows), heads=len(heads))
+
+
+def _all_pairs(run: Run) -> Table | None:
+    """Every pair of methods with its corrected p-value, where there are more than the tables above show."""
+    shown = {run.baseline, run.reference}
+    if all({pair.ours, pair.theirs} & shown for pair in run.pairs):
+        return None
+    rows = []
+    for pair in run.pairs:
+        cells = []
+        for measure in run.measures:
+            interval = pair.differences.get(measure.name)
+            cell = _difference(measure, interval)
+            if interval is not None and interval.p_holm is not None:
+                cell = Cell(cell.text, (f"p = {interval.p_holm:.2g}",))
+            cells.append(cell)
+        rows.append((Cell(f"{pair.ours} − {pair.theirs}"), Cell("yes" if pair.matched else "no"), *cells))
+    titles = ("pair", "equal budget", *_titles(run.measures, unit=True)[1:])
+    return Table("Every pair of methods, p-values after Holm's correction", titles, tuple(rows))
+
+
+def _interactions(run: Run) -> Table:
+    """What parts gain together beyond the sum of their own gains."""
+    rows = tuple(
+        (
+            Cell(found.name),
+            *(_difference(measure, found.differences.get(measure.name)) for measure in run.measures),
+        )
+        for found in run.interactions
+    )
+    titles = ("parts", *_titles(run.measures, unit=True)[1:])
+    return Table("Interactions: gain of both parts together minus the sum of each one's gain", titles, rows)
+
+
+def _titles(measures: tuple[Measure, ...], *, unit: bool = False) -> tuple[str, ...]:
+    points = {measure: " (percentage points)" if unit and measure.higher_is_better else "" for measure in measures}
+    return ("method", *(f"{'Δ ' if unit else ''}{measure.label}{points[measure]}" for measure in measures))
+
+
+def _head(run: Run, method: str) -> Cell:
+    """A method's name with the numbers of its footnotes."""
+    numbers = {sentence: f" [{number}]" for number, sentence in enumerate(footnotes(run), start=1)}
+    own = (sentence for row in run.rows if row.method == method for sentence in _sentences(row))
+    return Cell(method + "".join(numbers[sentence] for sentence in dict.fromkeys(own)))
+
+
+def _name(run: Run, method: str) -> str:
+    return f"the untouched model ({method})" if method == run.baseline else method

@@ -10,7 +10,13 @@ from rich.text import Text
 from preproj.report.headline import headline
 from preproj.report.page import numbered_footnotes
 from preproj.report.records import Run
-from preproj.report.tables import Table, headline_table, reference_table
+from preproj.report.tables import Table, tables
+
+TABLES = 4
+"""As many tables, the most important, are printed; the report has them all."""
+
+COLUMNS = 6
+"""As many columns of numbers fit beside each other."""
 
 
 def print_run(run: Run, console: Console) -> None:
@@ -24,17 +30,22 @@ def print_run(run: Run, console: Console) -> None:
         console.print(Text(run.base.note, style="bold"))
     for sentence in headline(run):
         console.print(Text(f"• {sentence}"))
-    table, reference = headline_table(run), reference_table(run)
-    console.print(_narrow(table, "quality", table.caption))
-    console.print(_narrow(table, "cost", "Cost"))
-    if reference:
-        console.print(_narrow(reference, "quality", reference.caption))
+    for table in tables(run)[:TABLES]:
+        for part in _parts(table):
+            console.print(part)
     for footnote in numbered_footnotes(run):
         console.print(Text(footnote, style="dim"))
 
 
-def _narrow(table: Table, group: str, caption: str) -> RichTable:
-    keep = [*range(table.heads), *(table.heads + i for i, of in enumerate(table.groups) if of == group)]
+def _parts(table: Table) -> list[RichTable]:
+    """The table in parts of a few columns, each with the columns that name the row."""
+    columns = range(table.heads, len(table.titles))
+    groups = [columns[first : first + COLUMNS] for first in range(0, len(columns), COLUMNS)]
+    return [_part(table, [*range(table.heads), *group], first=number == 0) for number, group in enumerate(groups)]
+
+
+def _part(table: Table, keep: list[int], *, first: bool) -> RichTable:
+    caption = table.caption if first else f"{table.caption}, continued"
     rich_table = RichTable(title=Text(caption), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for index in keep:
         # A column is as wide as its numbers need; its title breaks between words.

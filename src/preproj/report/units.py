@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from preproj.report.records import LAST_WORD, Interval
+from preproj.report.records import Interval, Measure
 
 NOTHING = "–"
 """Stands where a number does not apply."""
@@ -33,13 +33,13 @@ def share(fraction: float) -> str:
     return f"{100 * fraction:.2f} %"
 
 
-def measured(measure: str, value: float | None) -> str:
+def measured(measure: Measure, value: float | None) -> str:
     """The value of a measure: a perplexity as `31.80`, an accuracy as `43.2 %`."""
     if value is None:
         return NOTHING
     if not math.isfinite(value):
         return "not finite"
-    return f"{100 * value:.1f} %" if measure == LAST_WORD else f"{value:,.2f}"
+    return f"{100 * value:.1f} %" if measure.kind == "accuracy" else f"{value:,.2f}"
 
 
 def rate(per_second: float | None) -> str:
@@ -67,26 +67,24 @@ def times(ratio: float) -> str:
     return f"{ratio:,.1f} ×" if ratio >= 1 else f"{ratio:.2f} ×"
 
 
-def difference(interval: Interval, *, points: bool) -> tuple[str, str, str]:
-    """A difference and the two ends of its interval, signed, with equal decimals.
+def difference(measure: Measure, interval: Interval) -> tuple[str, str, str]:
+    """A difference and the two ends of its interval, signed, with equal decimals; of accuracies in percentage points.
 
     Args:
+        measure: Of what.
         interval: The difference; of accuracies as fractions.
-        points: Whether to print hundredths (percentage points) instead of units.
 
     Returns:
         The difference, the low end and the high end.
     """
-    scale, decimals = (100.0, 1) if points else (1.0, 2)
+    scale, decimals = (100.0, 1) if measure.kind == "accuracy" else (1.0, 2)
     width = scale * (interval.high - interval.low)
     # Two digits of the interval's width must show, or a small clear difference would read as 0.
     if 0 < width < 10 ** (1 - decimals):
         decimals = min(6, 1 - math.floor(math.log10(width)))
-    return (
-        _signed(scale * interval.difference, decimals),
-        _signed(scale * interval.low, decimals),
-        _signed(scale * interval.high, decimals),
-    )
+    ends = (interval.value, interval.low, interval.high)
+    middle, low, high = (_signed(scale * end, decimals) for end in ends)
+    return middle, low, high
 
 
 def unbroken(sentence: str) -> str:
