@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from preproj.probe.errors import RecipeError
+from preproj.probe.scores import Kind
 
 # The fields that the harness's own tasks read, so that a wrong file is named before anything runs.
 FIELDS = {
@@ -106,16 +107,52 @@ def _local(name: str, task_data: Path) -> tuple[dict[str, Any], str | None]:
     return spec, None
 
 
-def run_tasks(model: Any, tokenizer: Any, tasks: Tasks, limit: int | None, batch_size: int) -> dict[str, Any]:
-    """Evaluate a model; it stays in the mode and on the device it was in."""
+def run_tasks(
+    model: Any, tokenizer: Any, tasks: Tasks, limit: int | None, batch_size: int
+) -> dict[str, tuple[dict[str, Kind], list[dict[str, Any]]]]:
+    """Evaluate a model on tasks, zero-shot unless a task says otherwise.
+
+    Args:
+        model: a causal language model; it stays in the mode it was in.
+        tokenizer: its tokenizer.
+        tasks: from :func:`load_tasks`.
+        limit: the first items of each task; None takes all.
+        batch_size: requests per forward pass.
+
+    Returns:
+        By task: the kind of each metric, and the items (see ``scores.py``).
+    """
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
-    was_training = model.training
+    training = model.training
     lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
-    try:
-        return simple_evaluate(
+    try:  # its own bootstrap is slow and not paired; ours is made from the items
+        found = simple_evaluate(
             model=lm, tasks=list(tasks.tasks.values()), limit=limit, bootstrap_iters=0, log_samples=True
         )
     finally:
-        model.train(was_training)
+        model.train(training)
+    assert found is not None  # None only on other processes than the first
+    return {name: _items(tasks.tasks[name], found["samples"][name]) for name in tasks.tasks}
+
+
+def _items(task: Any, samples: list[dict[str, Any]]) -> tuple[dict[str, Kind], list[dict[str, Any]]]:
+    """Turn the harness's samples into items; a metric that is no mean over items and no perplexity is left out."""
+    aggregations = {name: function.__name__ for name, function in task.aggregation().items()}
+    kinds: dict[str, Kind] = {}
+    items: dict[str, dict[str, Any]] = {}
+    for sample in samples:
+        name = str(sample["doc_id"])
+        item = items.setdefault(name, {"id": name, "group": name, "response": sample["filtered_resps"]})
+        for metric in sample["metrics"]:
+            key = metric if sample["filter"] == "none" else f"{metric},{sample['filter']}"
+            match aggregations[metric]:
+                case "mean":
+                    kinds[key], item[key] = "accuracy", [float(sample[metric]), 1]
+                case "perplexity":
+                    kinds[key], item[key] = "perplexity", [-sample[metric], 1]
+                case "weighted_perplexity":
+                    log_likelihood, weight = sample[metric]
+                    kinds[key], item[key] = "perplexity", [-log_likelihood, weight]
+    return kinds, list(items.values())
