@@ -4,6 +4,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ PARAMETERS = {
 BASE = 162_322_944
 NOTE = "The weights were rounded to 8 bits on their way here, so the untouched model is a little worse than published."
 SIZE_NOTE = "This method has 21 times the trainable parameters of lora."
-HALF_WIDTH = {"perplexity": 0.21, "last_word_accuracy": 0.013}
+MEASURES = {"document/perplexity": "perplexity", "last_word/acc": "accuracy"}
+HALF_WIDTH = {"document/perplexity": 0.21, "last_word/acc": 0.013}
 
 
 def write_run(
@@ -47,38 +49,83 @@ def write_run(
         if method in failed:
             row["reason"] = reason
         if row["status"] == "finished":
-            row |= _numbers(method, seed) | {"versus": {}}
-            for other in {baseline, reference} - {None, method}:
-                if other in methods and other not in failed and other not in missing:
-                    row["versus"][other] = _versus(method, other, seed)
-                    if not last_word:
-                        del row["versus"][other]["last_word_accuracy"]
+            row |= _numbers(method, seed)
             if not last_word:
-                row["last_word_accuracy"] = None
+                del row["scores"]["last_word/acc"]
             _write_cell(folder / "cells" / method / f"seed{seed}", method, seed, row)
         rows.append(row)
-    protocol = {
-        "perplexity": "Token-weighted over 48 test documents in windows of 512 tokens.",
-        "last_word": "Greedy decoding of the last word of 400 passages.",
-        "training": "One pass over 800,000 tokens at the same batch size for every method.",
-        "intervals": "Paired bootstrap over documents, 95 %.",
-    }
-    base = {"name": "pythia-160m", "dtype": "float32", "parameters": BASE, "note": note}
+    finished = [m for m in methods if m not in failed and m not in missing]
+    names = [name for name in MEASURES if last_word or name != "last_word/acc"]
     write_json(
         folder / "summary.json",
-        {"name": folder.name, "base": base, "protocol": protocol}
-        | {"baseline": baseline, "reference": reference, "rows": rows},
+        {
+            "name": folder.name,
+            "base": {"name": "pythia-160m", "dtype": "float32", "parameters": BASE, "note": note},
+            "protocol": {
+                "training": "One pass over 800,000 tokens at the same batch size for every method.",
+                "document": "Token-weighted over 48 test documents in windows of 512 tokens.",
+                "intervals": "Paired bootstrap over documents, 95 %; they say nothing of seeds.",
+            },
+            "baseline": baseline,
+            "reference": reference,
+            "measures": [
+                {"name": name, "task": name.split("/")[0], "metric": name.split("/")[1], "kind": MEASURES[name]}
+                | {"items": 400}
+                for name in names
+            ],
+            "rows": rows,
+            "methods": [
+                {"method": method, "seeds": list(seeds), "scores": {n: _score(method, n, seeds) for n in names}}
+                for method in finished
+            ],
+            "pairs": [
+                {
+                    "ours": ours,
+                    "theirs": theirs,
+                    "matched": abs(_size(ours) - _size(theirs)) <= 0.02 * _size(ours),
+                    "differences": {name: _difference(ours, theirs, name, seeds) for name in names},
+                }
+                for theirs, ours in combinations(finished, 2)
+            ],
+            "interactions": [],
+        },
     )
     _write_record(folder, methods, seeds)
     return folder
 
 
-def write_json(path: Path, data: dict[str, Any], version: int = 1) -> None:
+def write_json(path: Path, data: dict[str, Any], version: int = 2) -> None:
     path.write_text(json.dumps({"format_version": version, **data}), encoding="utf-8")
 
 
+def _size(method: str) -> int:
+    return PARAMETERS.get(method, 5_000_000)
+
+
+def _value(method: str, name: str, seed: int) -> float:
+    trained = method != "none"
+    if name == "last_word/acc":
+        return ACCURACY.get(method, 0.357) - 0.004 * seed * trained
+    return PERPLEXITY.get(method, 33.0) + 0.11 * seed * trained
+
+
+def _mean(method: str, name: str, seeds: Sequence[int]) -> float:
+    return sum(_value(method, name, seed) for seed in seeds) / len(seeds)
+
+
+def _score(method: str, name: str, seeds: Sequence[int]) -> dict[str, float]:
+    value = _mean(method, name, seeds)
+    return {"value": value, "low": value - 3 * HALF_WIDTH[name], "high": value + 3 * HALF_WIDTH[name]}
+
+
+def _difference(ours: str, theirs: str, name: str, seeds: Sequence[int]) -> dict[str, float]:
+    value, half = _mean(ours, name, seeds) - _mean(theirs, name, seeds), HALF_WIDTH[name]
+    tests = {"p": 0.021, "p_holm": 0.042, "detectable": 1.4 * half}
+    return {"value": value, "low": value - half, "high": value + 1.1 * half, **tests}
+
+
 def _numbers(method: str, seed: int) -> dict[str, Any]:
-    size, trained = PARAMETERS.get(method, 5_000_000), method != "none"
+    size, trained = _size(method), method != "none"
     index = METHODS.index(method) if method in METHODS else 7
     return {
         "trainable_parameters": size,
@@ -88,18 +135,8 @@ def _numbers(method: str, seed: int) -> dict[str, Any]:
         "tokens_per_second": 3210.0 + 97 * index if trained else None,
         "peak_memory_bytes": 1_700_000_000 + index * 137_000_000,
         "seconds": 301.0 + 43 * index + seed,
-        "perplexity": PERPLEXITY.get(method, 33.0) + 0.11 * seed * trained,
-        "last_word_accuracy": ACCURACY.get(method, 0.357) - 0.004 * seed * trained,
+        "scores": {name: _value(method, name, seed) for name in MEASURES},
     }
-
-
-def _versus(method: str, other: str, seed: int) -> dict[str, Any]:
-    mine, theirs = _numbers(method, seed), _numbers(other, seed)
-    result = {}
-    for key, half in HALF_WIDTH.items():
-        difference = mine[key] - theirs[key]
-        result[key] = {"difference": difference, "low": difference - half, "high": difference + 1.1 * half}
-    return result
 
 
 def _write_cell(cell: Path, method: str, seed: int, row: dict[str, Any]) -> None:
@@ -117,15 +154,13 @@ def _write_cell(cell: Path, method: str, seed: int, row: dict[str, Any]) -> None
         "seconds": {"train": 250.0, "evaluate": 40.0, "total": row["seconds"]},
         "tokens_per_second": row["tokens_per_second"],
         "peak_memory_bytes": row["peak_memory_bytes"],
-        "perplexity": {"value": row["perplexity"], "negative_log_likelihood": 9e4, "tokens": 9, "documents": 48},
-        "last_word": row["last_word_accuracy"]
-        and {"accuracy": row["last_word_accuracy"], "correct": 9, "passages": 400},
+        "measures": {"document": {"perplexity": "perplexity"}, "last_word": {"acc": "accuracy"}},
         "layers": _layers(method, seed),
     }
     write_json(cell / "metrics.json", metrics)
     if steps:
         chance = random.Random(f"{method}{seed}")
-        target = math.log(row["perplexity"])
+        target = math.log(row["scores"]["document/perplexity"])
         lines = [
             {
                 "step": step,

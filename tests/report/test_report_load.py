@@ -46,8 +46,15 @@ def test_a_missing_file_is_named_with_what_to_do(build_run, name):
 @pytest.mark.parametrize("name", ["summary.json", "environment.json", "corpus.json", f"{CELL}/metrics.json"])
 def test_a_newer_format_is_refused(build_run, name):
     folder = build_run()
-    edit(folder / name, format_version=2)
-    with pytest.raises(ReportError, match=rf"{name} has format version 2.*install a newer preproj"):
+    edit(folder / name, format_version=3)
+    with pytest.raises(ReportError, match=rf"{name} has format version 3.*install a newer preproj"):
+        load(folder)
+
+
+def test_a_summary_of_the_first_format_is_refused_with_what_to_do(build_run):
+    folder = build_run()
+    edit(folder / "summary.json", format_version=1)
+    with pytest.raises(ReportError, match=r"summary of format 1; run `preproj probe` on the recipe again"):
         load(folder)
 
 
@@ -80,18 +87,34 @@ def test_a_file_that_is_not_text_is_named(build_run):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"perplexity": "31"}, r"rows\[2\]: 'perplexity' should be a number, not '31'"),
+        ({"scores": {"last_word/acc": "31"}}, r"rows\[2\]: 'scores': 'last_word/acc' should be a number, not '31'"),
         ({"trainable_parameters": True}, r"'trainable_parameters' should be a whole number, not True"),
         ({"notes": [3]}, r"'notes' should be text, not 3"),
         ({"status": "running"}, r"'status' is 'running', which is no known status"),
         ({"method": "../skip"}, r"'method' is '\.\./skip', which cannot name a folder"),
-        ({"versus": {"none": {"perplexity": {"difference": 1.0}}}}, r"'perplexity' has no 'low'"),
     ],
 )
 def test_a_wrong_field_is_named_with_its_place(build_run, changes, sentence):
     folder = build_run()
     summary = json.loads((folder / "summary.json").read_text())
     summary["rows"][2] |= changes
+    (folder / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(ReportError, match=sentence):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "sentence"),
+    [
+        ("pairs", {"differences": {"last_word/acc": {"value": 1.0}}}, r"pairs\[0\].*'last_word/acc' has no 'low'"),
+        ("measures", {"kind": "length"}, r"measures\[0\]: 'kind' is 'length', which is no known kind"),
+        ("methods", {"scores": []}, r"methods\[0\]: 'scores' should be an object"),
+    ],
+)
+def test_a_wrong_field_of_the_comparison_is_named(build_run, part, changes, sentence):
+    folder = build_run()
+    summary = json.loads((folder / "summary.json").read_text())
+    summary[part][0] |= changes
     (folder / "summary.json").write_text(json.dumps(summary))
     with pytest.raises(ReportError, match=sentence):
         load(folder)

@@ -33,16 +33,15 @@ def test_page_tells_what_a_reader_needs_in_order(demo):
     parts = [
         "demo: pythia-160m",
         summary["base"]["note"],
-        "pre+skip against the untouched model (none): better in perplexity",
+        "pre+skip against the untouched model (none): better in document perplexity",
         "Results of demo on pythia-160m",
         "[1] " + next(row["notes"][0] for row in summary["rows"] if row["notes"]),
-        "Difference from the untouched model in perplexity",
+        "Difference from the untouched model in document perplexity",
         "Learning curves",
         "Size of the content skip",
         summary["protocol"]["training"],
-        "saw the same tokens in the same order",
         summary["protocol"]["intervals"],
-        "not the training seed",
+        "saw the same tokens in the same order",
         "preproj probe recipe.yaml",
         (demo / "recipe.yaml").read_text(),
         f"{corpus['splits']['test']['documents']} documents, 31,417 tokens",
@@ -78,8 +77,9 @@ def test_failed_cells_and_hostile_text_are_shown_as_text(build_run):
     text = write_report(folder).read_text()
     page = Page(text)
     assert not {"img", "script"} & set(page.tags)
-    assert page.tables[0][2][:2] == ["skip", "failed [1]"]
+    assert page.tables[0][2][:2] == ["skip [1]", "no result"]
     assert page.tables[0][3][0] == hostile
+    assert page.tables[-1][2][:2] == ["skip [1]", "failed"]
     assert f"[1] skip, seed 0, failed: {HOSTILE}" in page.text
     assert HOSTILE in page.text.split("Result")[0]
     assert "<script>alert(1)</script>" in page.text
@@ -94,10 +94,15 @@ def test_failed_cells_and_hostile_text_are_shown_as_text(build_run):
 @pytest.mark.parametrize(
     ("methods", "figures", "tables"),
     [
-        (["none"], set(), 1),
-        (["none", "lora"], {"headline", "learning-curves"}, 1),
-        (["none", "pre"], {"headline", "learning-curves", "pre-to-input"}, 1),
-        (["skip", "lora"], {"headline", "learning-curves", "skip-norm", "skip-to-attention"}, 2),
+        (["none"], set(), 2),
+        (["none", "lora"], {"headline", "learning-curves"}, 3),
+        (["none", "pre"], {"headline", "learning-curves", "pre-to-input"}, 3),
+        (["skip", "lora"], {"headline", "learning-curves", "skip-norm", "skip-to-attention"}, 3),
+        (
+            ["none", "skip", "pre", "lora"],
+            {"headline", "learning-curves", "skip-norm", "skip-to-attention", "pre-to-input"},
+            5,
+        ),
     ],
 )
 def test_a_run_gets_the_figures_and_tables_it_has_numbers_for(build_run, methods, figures, tables):
@@ -119,15 +124,19 @@ def test_different_token_orders_are_a_warning(build_run):
 def test_a_run_without_last_word_passages_says_nothing_of_them(build_run):
     folder = build_run(methods=["none", "skip", "lora"], last_word=False)
     page = Page(write_report(folder).read_text())
-    assert [title for title in page.tables[0][0] if "accuracy" in title] == []
-    assert "skip against the untouched model (none): better in perplexity" in page.text
-    assert "accuracy" not in page.text.split("How it was measured")[0].split("Result")[1]
+    assert [title for title in page.tables[0][0] if "last_word" in title] == []
+    assert "skip against the untouched model (none): better in document perplexity" in page.text
+    assert "last_word" not in page.text.split("How it was measured")[0].split("Result")[1]
 
 
 def test_a_diverged_cell_is_reported_not_drawn(build_run):
     folder = build_run(methods=["none", "skip"], reference=None)
     summary = json.loads((folder / "summary.json").read_text())
-    summary["rows"][1]["perplexity"] = float("inf")
-    summary["rows"][1]["versus"]["none"]["perplexity"] = dict.fromkeys(("difference", "low", "high"), float("inf"))
+    infinite = dict.fromkeys(("value", "low", "high"), float("inf"))
+    summary["rows"][1]["scores"]["document/perplexity"] = float("inf")
+    summary["methods"][1]["scores"]["document/perplexity"] = infinite
+    summary["pairs"][0]["differences"]["document/perplexity"] = infinite
     (folder / "summary.json").write_text(json.dumps(summary))
-    assert Page(write_report(folder).read_text()).tables[0][2][3] == "not finite"
+    tables = Page(write_report(folder).read_text()).tables
+    assert tables[0][2][1].startswith("not finite")
+    assert tables[1][1][1].startswith("not finite")

@@ -9,80 +9,101 @@ import pytest
 from html_page import Page
 from rich.console import Console
 
-from preproj.report import print_table, units
-from preproj.report.records import Interval
+from preproj.report import print_table
+
+MEASURES = ("document/perplexity", "last_word/acc")
 
 
-def expected_rows(folder: Path) -> dict[str, list[str]]:
-    """What each row of the headline table must say, straight from summary.json."""
+def shown(number: float, name: str, *, signed: bool = False) -> str:
+    scale, decimals = (1, 2) if name == "document/perplexity" else (100, 1)
+    text = f"{scale * number:{'+' if signed else ''}.{decimals}f}".replace("-", "−")
+    return text if signed or scale == 1 else f"{text} %"
+
+
+def cell(interval: dict, name: str, *, signed: bool = False) -> str:
+    middle, low, high = (shown(interval[end], name, signed=signed) for end in ("value", "low", "high"))
+    wording = "\nnot distinguishable" if signed and interval["low"] <= 0 <= interval["high"] else ""
+    return f"{middle}\n[{low}, {high}]{wording}"
+
+
+def expected_scores(folder: Path) -> dict[str, list[str]]:
+    """What each row of the first table must say, straight from summary.json."""
+    summary = json.loads((folder / "summary.json").read_text())
+    return {
+        method["method"]: [cell(method["scores"][name], name) for name in MEASURES] for method in summary["methods"]
+    }
+
+
+def expected_differences(folder: Path, other: str) -> dict[str, list[str]]:
+    """What each row of a table of differences must say."""
     rows = {}
-    for row in json.loads((folder / "summary.json").read_text())["rows"]:
-        if row["status"] != "finished":
+    for pair in json.loads((folder / "summary.json").read_text())["pairs"]:
+        if other not in (pair["ours"], pair["theirs"]):
             continue
-        deltas = []
-        for key in ("perplexity", "last_word_accuracy"):
-            values = row["versus"].get("none", {}).get(key)
-            if values is None:
-                deltas.append("–")
-                continue
-            scale, decimals = (1, 2) if key == "perplexity" else (100, 1)
-            middle, low, high = (
-                f"{scale * values[end]:+.{decimals}f}".replace("-", "−") for end in ("difference", "low", "high")
-            )
-            wording = "\nnot distinguishable" if values["low"] <= 0 <= values["high"] else ""
-            deltas.append(f"{middle}\n[{low}, {high}]{wording}")
-        speed = row["tokens_per_second"]
-        rows[row["method"]] = [
-            f"{row['trainable_parameters']:,}",
-            f"{100 * row['share_of_total']:.2f} %",
-            f"{row['perplexity']:.2f}",
-            deltas[0],
-            f"{100 * row['last_word_accuracy']:.1f} %",
-            deltas[1],
-            "–" if speed is None else "0.001",
-            "–" if speed is None else f"{speed:,.0f}",
-            f"{row['peak_memory_bytes'] / 2**30:.2f} GiB",
-            f"{row['seconds']:.0f} s",
-        ]
+        turned = pair["ours"] == other
+        cells = []
+        for name in MEASURES:
+            interval = pair["differences"][name]
+            if turned:
+                ends = {"value": "value", "low": "high", "high": "low"}
+                interval = {end: -interval[opposite] for end, opposite in ends.items()}
+            cells.append(cell(interval, name, signed=True))
+        rows[pair["theirs"] if turned else pair["ours"]] = cells
     return rows
 
 
-def test_html_table_says_what_the_summary_says(demo):
-    table = Page((demo / "report.html").read_text()).tables[0]
-    shown = {row[0].split(" [")[0]: row[1:] for row in table[1:]}
-    assert shown.pop("lora-qkv") == ["missing [2]", *["–"] * 9]
-    assert shown == expected_rows(demo)
+def by_method(table: list[list[str]]) -> dict[str, list[str]]:
+    return {row[0].split(" [")[0]: row[1:] for row in table[1:]}
+
+
+def test_html_tables_say_what_the_summary_says(demo):
+    scores, from_none, from_lora, cost, pairs = Page((demo / "report.html").read_text()).tables
+    found = by_method(scores)
+    assert found.pop("lora-qkv") == ["no result", "–"]
+    assert found == expected_scores(demo)
+    assert by_method(from_none) == expected_differences(demo, "none")
+    lora = by_method(from_lora)
+    assert {method: row[1:] for method, row in lora.items()} == {
+        method: row for method, row in expected_differences(demo, "lora").items() if method != "none"
+    }
+    assert lora["pre+skip"][0] == "21.0 ×\nnot an equal budget"
+    assert by_method(cost)["lora"][:2] == ["1,179,648", "0.72 %"]
+    assert by_method(cost)["lora-qkv"] == ["missing", *["–"] * 5]
+    assert [row[0] for row in pairs[1:]][-1] == "lora − pre+skip"
+    assert {row[2].split("\n")[1] for row in pairs[1:]} == {"p = 0.042"}
 
 
 def test_markdown_table_says_what_the_summary_says(demo):
     lines = [line for line in (demo / "report.md").read_text().splitlines() if line.startswith("| ")]
-    body = lines[2 : 2 + 5]
-    shown = {}
-    for line in body:
+    found = {}
+    for line in lines[2 : 2 + 5]:
         method, *cells = line.replace("\\", "").strip("| ").split(" | ")
-        shown[method.split(" [")[0]] = [cell.replace("<br>", "\n") for cell in cells]
-    assert shown == expected_rows(demo)
+        found[method.split(" [")[0]] = [text.replace("<br>", "\n") for text in cells]
+    assert found == expected_scores(demo)
 
 
 @pytest.mark.parametrize("seeds", [(0,), (0, 1)])
-def test_terminal_table_fits_and_says_what_the_summary_says(build_run, seeds):
+def test_terminal_tables_fit_and_say_what_the_summary_says(build_run, seeds):
     folder = build_run(seeds=seeds)
     console = Console(width=100, record=True, file=StringIO())
     print_table(folder, console)
     printed = console.export_text()
     assert max(map(len, printed.splitlines())) <= 100
-    assert ("seed" in printed.split("method", 1)[1].splitlines()[0]) == (len(seeds) > 1)
-    for row in json.loads((folder / "summary.json").read_text())["rows"]:
-        line = rf"{re.escape(row['method'])}\b.*{row['trainable_parameters']:,} +{row['perplexity']:.2f} "
-        assert re.search(line, printed)
-        for values in row["versus"].get("none", {}).values():
-            points = values is row["versus"]["none"]["last_word_accuracy"]
-            _, low, high = units.difference(Interval(**values), points=points)
-            assert f"[{low}, {high}]" in printed
+    for method, (perplexity, accuracy) in expected_scores(folder).items():
+        values = [text.split("\n")[0] for text in (perplexity, accuracy)]
+        assert re.search(rf"{re.escape(method)}\b.* {values[0]} +{values[1]}", printed)
+    for row in expected_differences(folder, "none").values():
+        for text in row:
+            assert text.split("\n")[1] in printed
 
 
-def test_differences_from_lora_are_a_second_table(demo):
-    table = Page((demo / "report.html").read_text()).tables[1]
-    assert table[0][1] == "trainable parameters relative to lora"
-    assert [row[0] for row in table[1:]] == ["pre", "skip", "pre+skip [1]"]
-    assert table[3][1:3] == ["21.0 ×", "−0.07\n[−0.28, +0.16]\nnot distinguishable"]
+def test_every_seed_has_its_row(build_run):
+    folder = build_run(methods=["none", "skip"], seeds=(0, 3))
+    summary = json.loads((folder / "summary.json").read_text())
+    console = Console(width=100, record=True, file=StringIO())
+    print_table(folder, console)
+    printed = console.export_text().split("Every seed")[1]
+    for row in summary["rows"]:
+        seed = "all" if row["method"] == "none" else row["seed"]
+        value = shown(row["scores"]["document/perplexity"], "document/perplexity")
+        assert re.search(rf"{row['method']} +{seed} +{value}", printed)

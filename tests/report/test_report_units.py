@@ -3,22 +3,22 @@
 import pytest
 
 from preproj.report import units
-from preproj.report.records import Interval
+from preproj.report.records import Interval, Measure
 
 
 @pytest.mark.parametrize(
-    ("interval", "points", "expected"),
+    ("interval", "kind", "expected"),
     [
-        ((-2.29, -2.5, -2.06), False, ("−2.29", "−2.50", "−2.06")),
-        ((0.0371, 0.024, 0.0512), True, ("+3.7", "+2.4", "+5.1")),
-        ((-1234.5, -2000.0, 0.0), False, ("−1,234.50", "−2,000.00", "0.00")),
+        ((-2.29, -2.5, -2.06), "perplexity", ("−2.29", "−2.50", "−2.06")),
+        ((0.0371, 0.024, 0.0512), "accuracy", ("+3.7", "+2.4", "+5.1")),
+        ((-1234.5, -2000.0, 0.0), "perplexity", ("−1,234.50", "−2,000.00", "0.00")),
         # A narrow interval keeps two digits of its width, or it would read as [0.00, 0.00].
-        ((-0.0042, -0.0061, -0.0023), False, ("−0.0042", "−0.0061", "−0.0023")),
-        ((float("inf"), 0.0, float("inf")), False, ("not finite", "0.00", "not finite")),
+        ((-0.0042, -0.0061, -0.0023), "perplexity", ("−0.0042", "−0.0061", "−0.0023")),
+        ((float("inf"), 0.0, float("inf")), "perplexity", ("not finite", "0.00", "not finite")),
     ],
 )
-def test_differences_are_signed_and_show_their_width(interval, points, expected):
-    assert units.difference(Interval(*interval), points=points) == expected
+def test_differences_are_signed_and_show_their_width(interval, kind, expected):
+    assert units.difference(Measure("t/m", "t", "m", kind, 9), Interval(*interval)) == expected
 
 
 @pytest.mark.parametrize(
