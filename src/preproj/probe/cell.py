@@ -4,7 +4,6 @@ The runner starts it as ``python -m preproj.probe.cell RUN METHOD SEED``. It rea
 writes the cell's folder, and prints its progress, one number of :func:`work_units` a line.
 """
 
-import math
 import os
 import shutil
 import sys
@@ -21,11 +20,13 @@ from transformers.utils import logging as transformers_logging
 from preproj.analysis.measures import measure_layers
 from preproj.probe.base import load_model, load_tokenizer, resolve_base
 from preproj.probe.environment import peak_memory_bytes
-from preproj.probe.evaluation import score_document, score_last_word
-from preproj.probe.files import read_json, write_json, write_jsonl
+from preproj.probe.evaluation import score_document, score_last_word, score_stream
+from preproj.probe.files import read_json, write_json
+from preproj.probe.harness import load_tasks, run_tasks
 from preproj.probe.methods import Attached, attach
 from preproj.probe.prepared import Prepared
 from preproj.probe.recipe import Recipe, parse_recipe
+from preproj.probe.scores import Kind, write_items
 from preproj.probe.training import NonFiniteLossError, train
 
 TRAINING_WORK = 4  # a training token takes about as long as four tokens of a plain forward pass
@@ -163,37 +164,39 @@ def _train(
 def _evaluate(
     model: PreTrainedModel, tokenizer: Any, recipe: Recipe, prepared: Prepared, folder: Path, progress: _Progress
 ) -> dict[str, Any]:
-    """Score every document and passage, write the items, and return what metrics.json says about them."""
+    """Score everything the recipe asks for, write the items, and return what metrics.json says about them."""
     evaluation = recipe.evaluation
     started = time.perf_counter()
-    documents = []
-    for name, ids in prepared.documents:
-        documents.append({"id": name, **score_document(model, ids, evaluation.context, evaluation.stride)})
-        progress.add(evaluation.document_tokens)
-    passages = []
-    for passage in prepared.passages:
-        score = score_last_word(model, tokenizer, passage.context, passage.target)
-        passages.append({"id": passage.id, "document": passage.document, "target": passage.target, **score})
-        progress.add(PASSAGE_WORK)
-    seconds = time.perf_counter() - started
-    write_jsonl(folder / "documents.jsonl", documents)
-    write_jsonl(folder / "passages.jsonl", passages)
-    loss = sum(row["negative_log_likelihood"] for row in documents)
-    tokens = sum(row["tokens"] for row in documents)
-    correct = sum(row["correct"] for row in passages)
-    last_word = (
-        {"accuracy": correct / len(passages), "correct": correct, "passages": len(passages)} if passages else None
-    )
-    return {
-        "perplexity": {
-            "value": math.exp(loss / tokens),
-            "negative_log_likelihood": loss,
-            "tokens": tokens,
-            "documents": len(documents),
-        },
-        "last_word": last_word,
-        "seconds": {"evaluate": seconds},
-    }
+    measures: dict[str, dict[str, Kind]] = {}
+    if "document" in evaluation.perplexity:
+        items = []
+        for name, ids in prepared.documents:
+            item = score_document(model, tokenizer, name, ids, evaluation.context, evaluation.stride)
+            items.append(item)
+            progress.add(len(ids))
+        write_items(folder, "document", items)
+        measures["document"] = dict.fromkeys(("perplexity", "word_perplexity", "byte_perplexity"), "perplexity")
+    if "stream" in evaluation.perplexity:
+        items = []
+        for item in score_stream(model, tokenizer, prepared.stream, evaluation):
+            items.append(item)
+            progress.add(evaluation.stride)
+        write_items(folder, "stream", items)
+        measures["stream"] = {"perplexity": "perplexity"}
+    if prepared.passages:
+        items = []
+        for passage in prepared.passages:
+            score = score_last_word(model, tokenizer, passage.context, passage.target)
+            items.append({"id": passage.id, "group": passage.document, "target": passage.target, **score})
+            progress.add(PASSAGE_WORK)
+        write_items(folder, "last_word", items)
+        measures["last_word"] = {"acc": "accuracy"}
+    if evaluation.tasks:
+        tasks = load_tasks(evaluation.tasks, evaluation.task_data)
+        for name, (kinds, items) in run_tasks(model, tokenizer, tasks, evaluation.limit, evaluation.batch_size).items():
+            write_items(folder, name, items)
+            measures[name] = kinds
+    return {"measures": measures, "seconds": {"evaluate": time.perf_counter() - started}}
 
 
 def _exit_with_parent() -> None:

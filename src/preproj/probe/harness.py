@@ -42,7 +42,7 @@ class Tasks:
     notes: list[str]
 
 
-def load_tasks(names: list[str], task_data: Path | None) -> Tasks:
+def load_tasks(names: list[str], task_data: str | None) -> Tasks:
     """Find tasks by their names in the harness.
 
     Args:
@@ -68,7 +68,7 @@ def load_tasks(names: list[str], task_data: Path | None) -> Tasks:
     notes: list[str] = []
     if task_data is not None:
         own = {name: manager.task_index[name].yaml_path for name in names}
-        changed = {name: _local(name, task_data) for name in names}
+        changed = {name: _local(name, Path(task_data).expanduser()) for name in names}
         specs = [
             load_yaml(own[name], resolve_func=True, recursive=True) | changes for name, (changes, _) in changed.items()
         ]

@@ -83,25 +83,43 @@ class Training(Section):
 
 
 class Evaluation(Section):
-    """What is measured on held-out text."""
+    """What is measured on held-out text and on benchmarks."""
 
     split: Literal["test", "validation"] = "test"
+    perplexity: list[Literal["document", "stream"]] = ["document"]
+    """Protocols: each document on its own, or all of them one after the other."""
     context: PositiveInt = 256
-    """Tokens per perplexity window."""
+    """Tokens the model reads per window."""
     stride: PositiveInt = 128
-    """Tokens the window moves; a token is scored once, with at least ``context - stride`` tokens
-    before it."""
-    document_tokens: Annotated[int, Field(ge=2)] = 256
-    """Tokens scored at the start of each document."""
-    documents: Annotated[int, Field(ge=2)] = 48
-    """Documents scored, the first of the split."""
+    """Tokens the window moves; a token is scored once, with more than ``context - stride`` tokens before it."""
+    document_tokens: PositiveInt | None = 256
+    """Tokens scored at the start of each document; None scores all."""
+    documents: Annotated[int, Field(ge=2)] | None = 48
+    """Documents scored, the first of the split; None scores all."""
+    windows: PositiveInt | None = None
+    """Windows of the stream scored, the first; None scores all."""
     passages: Annotated[int, Field(ge=0)] = 100
     """Passages in the last-word task; 0 leaves it out."""
+    tasks: list[str] = []
+    """Tasks of the Language Model Evaluation Harness, such as lambada_openai."""
+    task_data: str | None = None
+    """Folder with ``<task>.jsonl`` for every task; None takes the harness's own source, the Hub."""
+    limit: PositiveInt | None = None
+    """Items per task, the first; None takes all."""
+    batch_size: PositiveInt = 8
+    """Requests per forward pass of the tasks."""
 
     @model_validator(mode="after")
     def _stride_within_context(self) -> "Evaluation":
-        if self.stride >= self.context:
-            raise ValueError(f"stride is {self.stride}: expected less than context = {self.context}")
+        if self.stride > self.context:
+            raise ValueError(f"stride is {self.stride}: expected at most context = {self.context}")
+        for key in ("tasks", "perplexity"):
+            if len(set(getattr(self, key))) < len(getattr(self, key)):
+                raise ValueError(f"{key} names an entry twice")
+        if not (self.tasks or self.perplexity or self.passages):
+            raise ValueError("nothing is measured: name a perplexity, passages or tasks")
+        if self.task_data is not None and not self.tasks:
+            raise ValueError("task_data goes with tasks only")
         return self
 
 
