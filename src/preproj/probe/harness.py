@@ -4,13 +4,14 @@ The harness is an optional extra and is imported when a recipe names a task. Wit
 is fetched: the task keeps its prompt, its choices and its metrics, and only the place its items come from changes.
 """
 
+import importlib.metadata
 import importlib.util
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from preproj.probe.errors import RecipeError
+from preproj.probe.recipe import Evaluation
 from preproj.probe.scores import Kind
 
 # The fields that the harness's own tasks read, so that a wrong file is named before anything runs.
@@ -22,32 +23,19 @@ FIELDS = {
     "wikitext": ("page",),
 }
 # HellaSwag as its cleaned form carries it: the harness's own cleaning must not run again.
-PROCESSED_HELLASWAG = {
-    "fields": ("query", "endings", "label"),
-    "changes": {"process_docs": None, "doc_to_choice": "endings"},
-}
+PROCESSED_HELLASWAG = ("query", "endings", "label")
 PROCESSED_NOTE = "hellaswag: from already cleaned items, so close to the harness's own score but not equal to it."
 
 
-@dataclass(frozen=True)
-class Tasks:
-    """Tasks that are ready to run.
-
-    Attributes:
-        tasks: the harness's own objects, by name.
-        notes: sentences a reader of the results must see.
-    """
-
-    tasks: dict[str, Any]
-    notes: list[str]
-
-
-def load_tasks(names: list[str], task_data: str | None) -> Tasks:
-    """Find tasks by their names in the harness.
+def load_tasks(names: list[str], task_data: str | None) -> dict[str, Any]:
+    """Find tasks, or groups of them, by their names in the harness.
 
     Args:
-        names: task names, such as ``lambada_openai``.
+        names: names such as ``lambada_openai``.
         task_data: folder with ``<name>.jsonl`` for every task; None takes the harness's own source (the Hub).
+
+    Returns:
+        The harness's task objects by name; a group is replaced by its tasks.
 
     Raises:
         RecipeError: if lm-eval is missing, a task is not known, or its local file is missing or has other fields.
@@ -58,38 +46,56 @@ def load_tasks(names: list[str], task_data: str | None) -> Tasks:
     from lm_eval.tasks._yaml_loader import load_yaml
 
     folder = Path(harness.__file__).parent
-    places = sorted({path.parent for name in names for path in folder.rglob(f"{name}.yaml")})
-    manager = harness.TaskManager(include_defaults=False, include_path=places)
-    if unknown := [name for name in names if name not in manager.all_subtasks]:
+    places = {path.parent for name in names for path in folder.rglob(f"{name}.yaml")}
+    manager = harness.TaskManager(include_defaults=False, include_path=sorted(places))
+    if not set(names) <= set(manager.all_tasks):
+        manager = harness.TaskManager()  # reads all of its thousands of files, which takes seconds
+    if unknown := [name for name in names if name not in manager.all_tasks]:
         raise RecipeError(
-            f"evaluation.tasks: lm-eval has no task {', '.join(unknown)}; `lm_eval --tasks list` lists all."
+            f"evaluation.tasks: lm-eval has no task {', '.join(unknown)}; `lm_eval ls tasks` lists them all."
         )
-    specs: list[Any] = list(names)
-    notes: list[str] = []
-    if task_data is not None:
-        own = {name: manager.task_index[name].yaml_path for name in names}
-        changed = {name: _local(name, Path(task_data).expanduser()) for name in names}
-        specs = [
-            load_yaml(own[name], resolve_func=True, recursive=True) | changes for name, (changes, _) in changed.items()
-        ]
-        notes = [note for _, note in changed.values() if note]
-    return Tasks(manager.load(specs)["tasks"], notes)
+    if task_data is None:
+        return _from_hub(manager, names)
+    changes = {name: _local(name, Path(task_data).expanduser())[0] for name in names}
+    own = {name: load_yaml(manager.task_index[name].yaml_path, resolve_func=True, recursive=True) for name in names}
+    return manager.load([own[name] | changes[name] for name in names])["tasks"]
 
 
-def _local(name: str, task_data: Path) -> tuple[dict[str, Any], str | None]:
-    """Return a task's changes for local data, and what must be said about them."""
-    file = task_data / f"{name}.jsonl"
+def _from_hub(manager: Any, names: list[str]) -> dict[str, Any]:
+    try:
+        return manager.load(names)["tasks"]
+    except (OSError, ConnectionError) as error:
+        raise RecipeError(
+            "evaluation.tasks: the items cannot be had from the Hub; give local ones with evaluation.task_data."
+        ) from error
+
+
+def task_protocol(evaluation: Evaluation) -> str:
+    """Say in a few sentences how the tasks are measured."""
+    limit = "all items" if evaluation.limit is None else f"the first {evaluation.limit} items"
+    said = f"lm-eval {importlib.metadata.version('lm-eval')} on {limit} of each task, no chat template."
+    if evaluation.task_data is None:
+        return said
+    folder = Path(evaluation.task_data).expanduser()
+    notes = [note for name in evaluation.tasks for _, note in [_local(name, folder)] if note]
+    return " ".join([f"{said} Items from local files.", *notes])
+
+
+def _local(name: str, folder: Path) -> tuple[dict[str, Any], str | None]:
+    """Return what local data change in a task, and what must be said about them."""
+    file = folder / f"{name}.jsonl"
+    if name == "hellaswag" and not file.exists():
+        file = folder / "hellaswag_processed.jsonl"
     try:
         with file.open(encoding="utf-8") as lines:
             row = json.loads(next(lines))
     except (OSError, StopIteration) as error:
         raise RecipeError(
-            f"evaluation.task_data: {file} is missing or empty; the task {name} reads its items there."
+            f"evaluation.task_data: {folder / f'{name}.jsonl'} is missing or empty; {name} reads its items there."
         ) from error
     except ValueError as error:
         raise RecipeError(f"evaluation.task_data: {file} is not JSON lines.") from error
-    spec = {
-        "task": name,
+    source = {
         "dataset_path": "json",
         "dataset_name": None,
         "dataset_kwargs": {"data_files": {"test": str(file.resolve())}},
@@ -99,16 +105,16 @@ def _local(name: str, task_data: Path) -> tuple[dict[str, Any], str | None]:
     }
     wanted = FIELDS.get(name, ())
     if missing := [field for field in wanted if field not in row]:
-        if name == "hellaswag" and all(field in row for field in PROCESSED_HELLASWAG["fields"]):
-            return spec | PROCESSED_HELLASWAG["changes"], PROCESSED_NOTE
+        if name == "hellaswag" and all(field in row for field in PROCESSED_HELLASWAG):
+            return source | {"process_docs": None, "doc_to_choice": "endings"}, PROCESSED_NOTE
         raise RecipeError(
             f"evaluation.task_data: {file} has no field {', '.join(missing)}; {name} needs {', '.join(wanted)}."
         )
-    return spec, None
+    return source, None
 
 
 def run_tasks(
-    model: Any, tokenizer: Any, tasks: Tasks, limit: int | None, batch_size: int
+    model: Any, tokenizer: Any, tasks: dict[str, Any], limit: int | None, batch_size: int
 ) -> dict[str, tuple[dict[str, Kind], list[dict[str, Any]]]]:
     """Evaluate a model on tasks, zero-shot unless a task says otherwise.
 
@@ -128,13 +134,11 @@ def run_tasks(
     training = model.training
     lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
     try:  # its own bootstrap is slow and not paired; ours is made from the items
-        found = simple_evaluate(
-            model=lm, tasks=list(tasks.tasks.values()), limit=limit, bootstrap_iters=0, log_samples=True
-        )
+        found = simple_evaluate(model=lm, tasks=list(tasks.values()), limit=limit, bootstrap_iters=0, log_samples=True)
     finally:
         model.train(training)
     assert found is not None  # None only on other processes than the first
-    return {name: _items(tasks.tasks[name], found["samples"][name]) for name in tasks.tasks}
+    return {name: _items(tasks[name], found["samples"][name]) for name in tasks}
 
 
 def _items(task: Any, samples: list[dict[str, Any]]) -> tuple[dict[str, Kind], list[dict[str, Any]]]:

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 
 from preproj.probe.cell import cell_folder
+from preproj.probe.evaluation import perplexity_protocol
 from preproj.probe.files import read_json, write_json
+from preproj.probe.harness import task_protocol
+from preproj.probe.passages import RULE
 from preproj.probe.recipe import Recipe
 from preproj.probe.scores import Score, read_scores
-from preproj.probe.statistics import contrast, holm, over_seeds, p_value, wilson
+from preproj.probe.statistics import INTERVALS, contrast, holm, over_seeds, p_value, wilson
 
 BASELINE = "none"
 REFERENCE = "lora"
@@ -32,14 +35,13 @@ def cells_of(recipe: Recipe) -> list[tuple[str, int]]:
     ]
 
 
-def write_summary(run: Path, recipe: Recipe, base: dict[str, Any], protocol: dict[str, str]) -> bool:
+def write_summary(run: Path, recipe: Recipe, base: dict[str, Any]) -> bool:
     """Read every cell of a run and write summary.json.
 
     Args:
         run: the run folder.
         recipe: its recipe.
         base: the content of summary.json's ``base``.
-        protocol: how things were measured, in sentences.
 
     Returns:
         Whether every cell is finished.
@@ -57,7 +59,7 @@ def write_summary(run: Path, recipe: Recipe, base: dict[str, Any], protocol: dic
         {
             "name": recipe.name,
             "base": base,
-            "protocol": protocol,
+            "protocol": _protocol(recipe),
             "baseline": BASELINE if BASELINE in recipe.methods else None,
             "reference": REFERENCE if REFERENCE in recipe.methods else None,
             "measures": _measures(scores),
@@ -68,6 +70,25 @@ def write_summary(run: Path, recipe: Recipe, base: dict[str, Any], protocol: dic
         },
     )
     return all(row["status"] == "finished" for row in rows)
+
+
+def _protocol(recipe: Recipe) -> dict[str, str]:
+    """Say how everything was measured, one entry for each part of the run."""
+    training, evaluation = recipe.training, recipe.evaluation
+    said = {
+        "training": (
+            f"The base is frozen; the new weights train on {training.tokens:,} tokens ({training.steps} steps of "
+            f"{training.batch_size} packed blocks of {training.block_size}), the same tokens in the same order for "
+            f"every method of a seed; AdamW, {training.warmup_ratio:.0%} linear warm-up, cosine decay to zero, weight "
+            f"decay {training.weight_decay:g}, gradient norm clipped at {training.max_grad_norm:g}."
+        )
+    }
+    said |= {name: perplexity_protocol(name, evaluation) for name in evaluation.perplexity}
+    if evaluation.passages:
+        said["last_word"] = RULE
+    if evaluation.tasks:
+        said["tasks"] = task_protocol(evaluation)
+    return said | {"dtype": f"Base weights in {recipe.model.dtype}, new weights in float32.", "intervals": INTERVALS}
 
 
 def _row(run: Path, method: str, seed: int) -> dict[str, Any]:
