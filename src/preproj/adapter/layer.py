@@ -7,6 +7,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from preproj.adapter.config import PreProjConfig, inner_size
+from preproj.adapter.devices import compute_device, execution_device
 from preproj.adapter.sites import Site
 from preproj.initial import WEIGHTS, draw_initial_weight
 from preproj.modules import (
@@ -56,15 +57,23 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
             self._hooks.append(site.attention.register_forward_hook(self._forget_after_error, always_call=True))
         self._land_on(site.landing_module)
 
-    def update_layer(self, adapter_name: str, config: PreProjConfig, device: torch.device) -> None:
-        """Add one adapter with its start weights, in float32 on ``device`` (not drawn on the meta device).
+    def get_base_layer(self) -> nn.Module:
+        """Return the attention module this layer is a child of."""
+        return self._site.attention
+
+    def _get_base_layer_device_and_dtype(self, base_layer: nn.Module) -> tuple[torch.device, None]:
+        """Return where the adapter belongs; its dtype is not the base's (see ``PreProjModel._cast_adapter_dtype``)."""
+        return compute_device(base_layer), None
+
+    def update_layer(self, adapter_name: str, config: PreProjConfig) -> None:
+        """Add one adapter with its start weights, in float32 where attention computes (not drawn on the meta device).
 
         Args:
             adapter_name: PEFT's name of the adapter.
             config: its configuration.
-            device: where attention's weights are.
         """
         hidden, out = self.in_features, self.out_features
+        device = compute_device(self.get_base_layer())
         if config.pre_projection:
             inner = inner_size(config, self.name, hidden)
             self.up[adapter_name] = bias_free_linear(hidden, inner, device)
@@ -116,6 +125,7 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
             self._move_to(landing)
         position, name = self._site.arguments[0]
         x_tilde = args[position] if position < len(args) else kwargs[name]
+        x_tilde = x_tilde.to(execution_device(attention))  # accelerate does so in attention's forward, after this
         for adapter, rows in self._who_acts(x_tilde):
             if adapter in self.up:
                 pre = (self.up[adapter], self.down[adapter], self.activation[adapter])

@@ -14,10 +14,9 @@ from peft.utils.other import AuxiliaryTrainingWrapper, get_pattern_key
 from torch import nn
 
 from preproj.adapter.config import PreProjConfig, inner_size
+from preproj.adapter.devices import CHILD, base_weight
 from preproj.adapter.layer import BASE, CANNOT_MERGE, PreProjLayer, adapted_sites, drop_hooks
 from preproj.adapter.sites import NotUnderstoodError, Site, hidden_size_of, name_one_of, own_site, site_of, sites
-
-CHILD = "preproj"
 
 
 class PreProjModel(BaseTuner):
@@ -111,15 +110,16 @@ class PreProjModel(BaseTuner):
         if layer is None:
             layer = PreProjLayer(self._sites[current_key])
             target.add_module(CHILD, layer)
-        layer.update_layer(adapter_name, peft_config, _weight_of(target).device)
+        layer.update_layer(adapter_name, peft_config)
 
     def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
-        """Keep the float32 start weights (exact), or follow the base's dtype without autocast."""
+        """Have the adapter in float32, beside a float64 base in float64, or without autocast in the base's dtype."""
         for _, attention, layer in adapted_sites(self.model):
-            dtype = _weight_of(attention).dtype
-            if not autocast_adapter_dtype or dtype == torch.float64:
-                for linear in layer.linears(adapter_name).values():
-                    linear.to(dtype)
+            dtype = base_weight(attention).dtype
+            if autocast_adapter_dtype and dtype != torch.float64:
+                dtype = torch.float32
+            for linear in layer.linears(adapter_name).values():
+                linear.to(dtype)
 
     def enable_adapter_layers(self) -> None:
         """Switch our layers on; another method beside us keeps its own state."""
@@ -194,12 +194,6 @@ class PreProjModel(BaseTuner):
             setattr(self.model.get_submodule(parent), child, trained)
         drop_hooks(self.model)
         return self.model
-
-
-def _weight_of(attention: nn.Module) -> torch.Tensor:
-    """Return a floating-point weight of the base attention, for its device and dtype."""
-    weights = [p for name, p in attention.named_parameters() if not name.startswith(PreProjModel.prefix)]
-    return next((w for w in weights if w.is_floating_point()), weights[0])
 
 
 def _tell_names(
