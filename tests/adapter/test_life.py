@@ -78,7 +78,9 @@ def test_other_architecture_works_where_its_attention_is_named():
         (["q_proj"], r"'model\.layers\.0\.self_attn\.q_proj' \(Linear\), which is not an attention module"),
         (["input_layernorm"], "which is not an attention module"),
         (["mlp"], r"'model\.layers\.0\.mlp' \(LlamaMLP\), which is not an attention module"),
-        ("all-linear", r"target_modules 'all-linear' match nothing"),
+        ("all-linear", r"means every linear layer, but preproj acts on whole attention modules.*self_attn"),
+        ("self_attn", r"'self_attn' match nothing.*One string is a regular expression.*give a list, \['self_attn'\]"),
+        ([], r"target_modules is empty: leave it out to adapt every self-attention module"),
     ],
 )
 def test_wrong_targets_are_refused_and_leave_the_model_as_it_was(targets, sentence):

@@ -63,7 +63,7 @@ class PreProjModel(BaseTuner):
             if not isinstance(module, BaseTunerLayer) and self._check_target_module_exists(peft_config, name)
         ]
         if not targets:
-            raise ValueError(f"{_choice(peft_config)} match nothing in this model. {name_one_of(model)}")
+            raise ValueError(f"{_no_match(peft_config)} {name_one_of(model)}")
         for name, module in targets:
             if hidden_size_of(module) is None:
                 raise ValueError(
@@ -204,12 +204,18 @@ def _tell_names(
     return args, kwargs | {"adapter_names": [name for name in names for _ in range(repeats)]}
 
 
-def _choice(config: PreProjConfig) -> str:
-    """Say what was asked for."""
+def _no_match(config: PreProjConfig) -> str:
+    """Say what was asked for, and what may be wrong with it."""
     targets = config.target_modules
-    listed = repr(targets) if isinstance(targets, str) else ", ".join(map(repr, sorted(targets or [])))
+    if targets == "all-linear":
+        return "target_modules='all-linear' means every linear layer, but preproj acts on whole attention modules."
+    if not targets:
+        return "target_modules is empty: leave it out to adapt every self-attention module."
     others = {name: getattr(config, name) for name in ("exclude_modules", "layers_to_transform", "layers_pattern")}
-    return f"target_modules {listed}" + "".join(f", {name} {value!r}" for name, value in others.items() if value)
+    listed = repr(targets) if isinstance(targets, str) else ", ".join(map(repr, sorted(targets)))
+    asked = f"target_modules {listed}" + "".join(f", {name} {value!r}" for name, value in others.items() if value)
+    hint = f" One string is a regular expression for whole paths: give a list, [{listed}], to match their ends."
+    return f"{asked} match nothing in this model.{hint if isinstance(targets, str) else ''}"
 
 
 def _shortest_suffixes(names: list[str], model: nn.Module) -> set[str]:
