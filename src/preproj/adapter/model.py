@@ -57,6 +57,7 @@ class PreProjModel(BaseTuner):
 
     def _prepare_model(self, peft_config: PreProjConfig, model: nn.Module) -> None:
         """Find and check every site before anything changes."""
+        _refuse_compiled(model)
         targets = [
             (name, module)
             for name, module in model.named_modules()
@@ -216,6 +217,18 @@ def _no_match(config: PreProjConfig) -> str:
     asked = f"target_modules {listed}" + "".join(f", {name} {value!r}" for name, value in others.items() if value)
     hint = f" One string is a regular expression for whole paths: give a list, [{listed}], to match their ends."
     return f"{asked} match nothing in this model.{hint if isinstance(targets, str) else ''}"
+
+
+def _refuse_compiled(model: nn.Module) -> None:
+    """Raise for a model with a part that ``torch.compile`` wrapped, whose name would go into the adapter's keys."""
+    for name, _ in model.named_modules():
+        path, _, last = name.rpartition(".")
+        if last == "_orig_mod":
+            raise ValueError(
+                f"{repr(path) if path else 'The base model'} is wrapped by torch.compile, so the adapter's keys would "
+                "not fit the plain model. Add the adapter first and compile the result, torch.compile(get_peft_model("
+                "base, config)), or compile in place with base.compile()."
+            )
 
 
 def _shortest_suffixes(names: list[str], model: nn.Module) -> set[str]:
