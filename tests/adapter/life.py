@@ -28,13 +28,13 @@ def adapted(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0, **conf
     return model
 
 
-def draw(model: nn.Module, seed: int = 0) -> None:
-    """Draws every new weight of a model anew."""
+def draw(model: nn.Module, seed: int = 0, adapter: str = "default") -> None:
+    """Draws every new weight of an adapter anew."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, _, layer in adapted_sites(model):
-            for weight in layer.parameters():
-                weight.copy_(0.2 * torch.randn(weight.shape, generator=generator))
+            for linear in layer.linears(adapter).values():
+                linear.weight.copy_(0.2 * torch.randn(linear.weight.shape, generator=generator))
 
 
 def new_weights(model: nn.Module) -> dict[str, nn.Parameter]:
