@@ -109,7 +109,8 @@ class PreProjModel(BaseTuner):
     ) -> None:
         layer = getattr(target, CHILD, None)
         if layer is None:
-            layer = PreProjLayer(self._sites[current_key])
+            # A state dict given to PEFT decides in place of the configuration, and may hold more modules.
+            layer = PreProjLayer(self._sites.get(current_key) or self._site(current_key, target))
             target.add_module(CHILD, layer)
         layer.update_layer(adapter_name, peft_config)
 
@@ -142,7 +143,7 @@ class PreProjModel(BaseTuner):
         return [
             (name, module)
             for name, module in self.model.named_modules()
-            if isinstance(module, AuxiliaryTrainingWrapper) and f".{name}".endswith(tuple(f".{s}" for s in saved))
+            if isinstance(module, AuxiliaryTrainingWrapper) and name.endswith(tuple(saved))  # PEFT's rule too
         ]
 
     @contextmanager
