@@ -1,6 +1,7 @@
 """Saving and loading through PEFT: the same numbers come back, whatever the name, the dtype or the way of loading."""
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -122,6 +123,13 @@ def test_missing_keys_keep_the_warning_of_peft(kind, tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"pre_projection": True}))
     with pytest.warns(UserWarning, match=r"missing adapter keys.*preproj\.up"):
         PeftModel.from_pretrained(base_of(kind), tmp_path)
+
+
+def test_loading_is_silent(tmp_path):
+    adapted("llama").save_pretrained(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        PeftModel.from_pretrained(base_of("llama"), tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -64,7 +64,9 @@ def test_a_task_wrapper_trains_and_saves_the_adapter_with_the_head(task, kind, t
     loss, _ = outputs(model, task)
     loss.backward()
     trained = {name for name, weight in model.named_parameters() if weight.grad is not None}
-    of_head = {name for name, _ in model.named_parameters() if any(f".{part}.modules_to_save." in name for part in head)}
+    of_head = {
+        name for name, _ in model.named_parameters() if any(f".{part}.modules_to_save." in name for part in head)
+    }
     assert trained == {*new_weights(model), *of_head}
     assert bool(of_head) == (task in HEADS)
 
