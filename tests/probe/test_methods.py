@@ -3,9 +3,11 @@
 import pytest
 import torch
 from naive import tiny_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from preproj.probe.methods import attach, reference_budget
+from preproj.probe.errors import RecipeError
+from preproj.probe.methods import attach, load_trained, reference_budget
 
 PYTHIA_410M = {
     "hidden_size": 1024,
@@ -106,3 +108,30 @@ def test_start_weights_follow_the_seed(method):
 
     assert torch.equal(start(0), start(0))
     assert not torch.equal(start(0), start(1))
+
+
+@pytest.mark.parametrize("method", ["pre+skip", "lora"])
+def test_a_trained_adapter_is_loaded_whole_or_not_at_all(method, tmp_path):
+    trained = attach(tiny_model("llama"), method, 1).model
+    folder = tmp_path / "cell" / "adapter"
+    trained.save_pretrained(folder)
+    model = attach(tiny_model("llama"), method, 0).model
+    load_trained(model, folder)
+    for name, weight in trained.named_parameters():
+        assert torch.equal(model.get_parameter(name), weight), name
+
+    file = folder / "adapter_model.safetensors"
+    whole = load_file(file)
+    key = sorted(whole)[0]
+    save_file({k: v for k, v in whole.items() if k != key}, file)
+    with pytest.raises(RecipeError, match=r"not this method's adapter: it lacks .*Remove .*cell and repeat"):
+        load_trained(model, folder)
+    save_file(whole | {f"{key}.more": whole[key].clone()}, file)
+    with pytest.raises(RecipeError, match=r"it has besides .*\.more"):
+        load_trained(model, folder)
+    save_file(whole | {key: whole[key][:1].clone()}, file)
+    with pytest.raises(RecipeError, match="cannot be loaded: size mismatch for"):
+        load_trained(model, folder)
+    file.write_bytes(b"half")
+    with pytest.raises(RecipeError, match="cannot be loaded"):
+        load_trained(model, folder)

@@ -23,7 +23,7 @@ from preproj.probe.base import load_model, load_tokenizer, resolve_base
 from preproj.probe.environment import peak_memory_bytes
 from preproj.probe.evaluation import score_document, score_last_word
 from preproj.probe.files import read_json, write_json, write_jsonl
-from preproj.probe.methods import Attached, attach
+from preproj.probe.methods import Attached, attach, load_trained
 from preproj.probe.prepared import Prepared
 from preproj.probe.recipe import Recipe, parse_recipe
 from preproj.probe.training import NonFiniteLossError, train
@@ -129,7 +129,7 @@ def _train(
     learning_rate = settings.learning_rate[method]  # type: ignore[index]
     trained_record = folder / "trained.json"
     if trained_record.exists():
-        attached.model.load_adapter(str(folder / "adapter"), "default")
+        load_trained(attached.model, folder / "adapter")
     else:
         tokens_per_step = settings.block_size * settings.batch_size
         trained = train(

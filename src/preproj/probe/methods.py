@@ -1,14 +1,17 @@
 """The methods under comparison: what each adds to the frozen base."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from preproj.adapter import PreProjConfig
 from preproj.adapter.layer import adapted_sites
+from preproj.probe.errors import RecipeError
 
 # Names of attention's input projections in the architectures preproj knows.
 INPUT_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "query_key_value", "c_attn")
@@ -64,6 +67,25 @@ def attach(base: PreTrainedModel, method: str, seed: int) -> Attached:
         adapter["rank"] = config.r
     notes = [*_size_note(method, trainable, budget), *_overcomplete_note(model, config)]
     return Attached(model, trainable, total, adapter, notes)
+
+
+def load_trained(model: PeftModel, folder: Path) -> None:
+    """Load the weights saved in ``folder`` into the adapter that a model has.
+
+    Raises:
+        RecipeError: if the folder does not hold exactly the weights of the adapter.
+    """
+    try:
+        result = model.load_adapter(str(folder), "default")
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        last_line = str(error).strip().split("\n")[-1].strip().rstrip(".")
+        raise RecipeError(f"{folder} cannot be loaded: {last_line}. Remove {folder.parent} and repeat.") from error
+    for kind, keys in (("lacks", result.missing_keys), ("has besides", result.unexpected_keys)):
+        if keys:
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            raise RecipeError(
+                f"{folder} is not this method's adapter: it {kind} {keys[0]}{more}. Remove {folder.parent} and repeat."
+            )
 
 
 def reference_budget(base: PreTrainedModel) -> int:
