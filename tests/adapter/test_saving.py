@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from life import IDS, KINDS, adapted, base_of, draw, logits, new_weights
 from peft import (
     AutoPeftModelForCausalLM,
@@ -130,6 +131,29 @@ def test_loading_is_silent(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         PeftModel.from_pretrained(base_of("llama"), tmp_path)
+
+
+def test_the_model_card_says_how_to_load_and_keeps_what_a_person_wrote(tmp_path):
+    model = adapted("llama", task_type="CAUSAL_LM")
+    model.save_pretrained(tmp_path)
+    card = ModelCard.load(tmp_path / "README.md")
+    assert {"preproj", "transformers"} <= set(card.data.tags)
+    assert card.data.library_name == "peft"
+    title, note = card.text.index("# Model Card"), card.text.index("import preproj")
+    assert title < note < card.text.index("## Model Details")
+
+    (tmp_path / "README.md").write_text(str(card).replace("[More Information Needed]", "by me", 1))
+    model.save_pretrained(tmp_path)
+    again = ModelCard.load(tmp_path / "README.md")
+    assert "by me" in again.text
+    assert again.text.count("import preproj") == 1
+    assert again.data.tags == card.data.tags
+
+
+def test_a_readme_that_is_no_card_of_peft_is_left_alone(tmp_path):
+    (tmp_path / "README.md").write_text("# My project\n")
+    PreProjConfig().save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "# My project\n"
 
 
 @pytest.mark.parametrize("kind", KINDS)
