@@ -20,7 +20,7 @@ def first_block(model):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_compiled_afterwards_it_is_one_graph_with_the_same_numbers(kind):
+def test_compiled_afterwards_it_is_one_graph_with_the_same_numbers_and_saves_as_plain(kind, tmp_path):
     model = adapted(kind)
 
     def numbers(run):
@@ -34,6 +34,8 @@ def test_compiled_afterwards_it_is_one_graph_with_the_same_numbers(kind):
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     for ours, eager in zip(numbers(compiled), expected, strict=True):
         torch.testing.assert_close(ours, eager)
+    compiled.save_pretrained(tmp_path)
+    assert torch.equal(logits(PeftModel.from_pretrained(base_of(kind), tmp_path)), logits(model))
 
 
 def test_compiled_afterwards_it_follows_set_adapter_and_disable_adapter():
