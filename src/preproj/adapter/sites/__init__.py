@@ -12,7 +12,7 @@ from preproj.adapter.sites.attention import (
     self_attention,
 )
 from preproj.adapter.sites.expressions import is_norm
-from preproj.adapter.sites.flow import Branch, NotUnderstoodError
+from preproj.adapter.sites.flow import Branch, CrossAttentionError, NotUnderstoodError
 from preproj.adapter.sites.reading import Reader
 from preproj.adapter.sites.site import Site, Sites
 from preproj.adapter.sites.source import first_argument
@@ -51,6 +51,8 @@ def sites(model: nn.Module) -> Sites:
     for name, attention in self_attention(model):
         try:
             found.append(site_of(model, name, attention))
+        except CrossAttentionError:
+            continue
         except NotUnderstoodError as error:
             raise ValueError(
                 f"preproj cannot place the content skip at {name!r} ({type(attention).__name__}): {error}. "

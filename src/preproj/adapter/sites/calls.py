@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,21 @@ from torch import nn
 
 from preproj.adapter.sites.attention import in_features
 from preproj.adapter.sites.expressions import UNKNOWN, is_dropout, is_gate, is_norm
-from preproj.adapter.sites.flow import NORMED_STREAM, STREAM, Branch, Entry, NotUnderstoodError, Sum
-from preproj.adapter.sites.source import Scope, arguments, bind, body, calls, forward
+from preproj.adapter.sites.flow import (
+    INPUT,
+    NORMED_STREAM,
+    STREAM,
+    Branch,
+    CrossAttentionError,
+    Entry,
+    NotUnderstoodError,
+    Sum,
+)
+from preproj.adapter.sites.source import Scope, arguments, bind, body, calls, forward, norms_its_input
 
-UNCHANGING_METHODS = {"to", "type", "float", "contiguous", "clone", "type_as"}
+UNCHANGING = {"to", "type", "float", "contiguous", "clone", "type_as"}
+_KEY_OR_VALUE = re.compile(r"(key|value)(s|_states|_layer|_tensor)?$|[kv]$")
+MOVING_TOKENS = {"view", "reshape", "permute", "transpose", "flatten", "roll"}
 
 
 class Calls:
@@ -41,42 +53,47 @@ class Calls:
         values = [self._value(argument, scope) for argument in arguments(call)]
         branch = next((v for v in values if isinstance(v, Branch | Sum)), None)
         if isinstance(target, nn.Module):
-            if self._inside and target in self.attention.children() and branch is None:
-                return Branch(target)
+            if self._inside and target in self.attention.children() and in_features(target) and branch is None:
+                return None if INPUT in values else Branch(target)
             if self.attention is not target and any(m is self.attention for m in target.modules()):
                 return self._inline(forward(target), target, call, scope)
             if branch is None:
                 if is_norm(target) and STREAM in values:
                     return NORMED_STREAM
                 return values[0] if values and is_dropout(target) else None
-            if is_dropout(target) or (isinstance(branch, Sum) and is_norm(target)):
-                return branch
             if isinstance(branch, Sum):
+                if is_dropout(target) or is_norm(target):
+                    return branch
                 raise NotUnderstoodError(f"the residual sum goes through {type(target).__name__} unstored")
+            if is_dropout(target) and not branch.gated_by:
+                return branch
             if STREAM in values:
                 return self._inline(forward(target), target, call, scope)
-            if not (is_norm(target) or is_gate(target) or in_features(target) is not None):
-                raise NotUnderstoodError(f"`{ast.unparse(call.func)}(...)` stands between it and the residual sum")
-            return Branch(target, parallel=branch.parallel)
-        if inspect.ismethod(target) and target.__self__ is scope.module and (branch or self._mentions(target)):
-            return self._inline(target.__func__, scope.module, call, scope)
+            if is_norm(target) or is_gate(target) or is_dropout(target) or in_features(target) is not None:
+                return Branch(target, parallel=branch.parallel)
+            return self._follow(forward(target), target, call, scope)
+        if inspect.ismethod(target) and target.__self__ in (scope.module, type(scope.module)):
+            if branch:
+                return self._follow(target.__func__, scope.module, call, scope)
+            if self._mentions(target):
+                return self._inline(target.__func__, scope.module, call, scope)
         return self._function(call, values, scope)
 
     def _function(self, call: ast.Call, values: list[Any], scope: Scope) -> Any:
         """Tell what a call of a plain function or of a tensor's method is."""
         name = ast.unparse(call.func).rsplit(".", 1)[-1]
         helper = scope.function.__globals__.get(name) if isinstance(call.func, ast.Name) else None
-        if inspect.isfunction(helper) and STREAM in values and any(isinstance(v, Branch) for v in values):
-            return self._inline(helper, scope.module, call, scope)
+        if inspect.isfunction(helper) and any(isinstance(v, Branch) for v in values):
+            return self._follow(helper, scope.module, call, scope)
         if name == "dropout" and values:
             return values[0]
         if isinstance(call.func, ast.Attribute):
             owner = self._value(call.func.value, scope)
-            if name in UNCHANGING_METHODS:
-                return owner
+            if name in UNCHANGING | MOVING_TOKENS:  # a tensor's method, or a function of torch
+                return owner or next(iter(values), None)
             if isinstance(owner, Branch | Sum) and not self._inside:
                 raise NotUnderstoodError(f"`.{name}(...)` stands between it and the residual sum")
-        if any(isinstance(v, Branch | Sum) for v in values):
+        if any(isinstance(v, Branch | Sum) for v in values) and not self._inside:
             raise NotUnderstoodError(f"`{name}(...)` stands between it and the residual sum")
         return None
 
@@ -84,17 +101,23 @@ class Calls:
         """Record where x̂ enters; follow attention itself if it is handed the residual stream besides."""
         function = forward(self.attention)
         bound = bind(function, call)
-        (_, hidden), *others = bound.items()
+        (first, hidden), *_ = bound.items()
         same = [name for name, argument in bound.items() if ast.unparse(argument) == ast.unparse(hidden)]
+        values = {name: self._value(argument, scope) for name, argument in bound.items()}
+        if any(_KEY_OR_VALUE.match(name) and name not in same for name in bound):
+            if values[first] is None:
+                raise CrossAttentionError("its queries are no part of the residual stream")
+            raise NotUnderstoodError("its queries, keys and values are read from different tensors")
+        if values[first] == STREAM and norms_its_input(self.attention):
+            raise NotUnderstoodError("it norms its input itself, so that x̂ never enters it")
         positions = list(inspect.signature(function).parameters)
-        is_stream = self._value(hidden, scope) == STREAM
-        entry = Entry(tuple((positions.index(name) - 1, name) for name in same), is_stream)
+        entry = Entry(tuple((positions.index(name) - 1, name) for name in same), values[first] == STREAM)
         if self.entry not in (None, entry):
             raise NotUnderstoodError("it is called in more than one way")
         self.entry = entry
-        if any(self._value(argument, scope) == STREAM for name, argument in others if name not in same):
+        if any(value == STREAM for name, value in values.items() if name not in same):
             self._inside = True
-            self._run(Scope(self.attention, {n: self._value(a, scope) for n, a in others}, function))
+            self._run(Scope(self.attention, values | dict.fromkeys(same, INPUT), function))
             raise NotUnderstoodError(f"{type(self.attention).__name__} takes the residual stream and adds it nowhere")
         return Branch(self.attention)
 
@@ -104,6 +127,17 @@ class Calls:
         constants = {n: known for n, argument in bound.items() if (known := scope.static(argument)) is not UNKNOWN}
         returned = self._run(Scope(module, variables, function, constants))
         return None if returned is UNKNOWN else returned
+
+    def _follow(self, function: Callable[..., Any], module: nn.Module, call: ast.Call, scope: Scope) -> Any:
+        """Read a function that is handed the branch, which must come out of it again."""
+        unknown = f"`{ast.unparse(call.func)}(...)` stands between it and the residual sum"
+        try:
+            returned = self._inline(function, module, call, scope)
+        except NotUnderstoodError as error:
+            raise NotUnderstoodError(unknown) from error
+        if not isinstance(returned, Branch | Sum):
+            raise NotUnderstoodError(unknown)
+        return returned
 
     def _mentions(self, method: Any) -> bool:
         """Whether a method of the block calls the attention module."""

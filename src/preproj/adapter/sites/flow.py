@@ -10,6 +10,7 @@ from torch import nn
 
 STREAM = "stream"
 NORMED_STREAM = "normed stream"
+INPUT = "what attention reads, seen from inside"
 NUMBER_OPERATIONS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
@@ -20,6 +21,10 @@ class NotUnderstoodError(Exception):
     """The way from attention to the residual sum holds a step that this reader does not know."""
 
 
+class CrossAttentionError(NotUnderstoodError):
+    """The module's queries are no part of the stream: it is cross-attention, or pools the stream."""
+
+
 @dataclass(frozen=True)
 class Branch:
     """Attention's output on its way to the sum.
@@ -28,11 +33,13 @@ class Branch:
         landing: the last module it went through; the skip is added to that module's output.
         multiplier: product of the numbers it is multiplied by after ``landing``.
         parallel: whether another branch was added to it.
+        gated_by: a gate that is no module, which a module has to follow for the skip to land on.
     """
 
     landing: nn.Module
     multiplier: float = 1.0
     parallel: bool = False
+    gated_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,8 @@ def added(left: Any, right: Any) -> Any:
     if sums:
         return Sum(replace(sums[0].branch, parallel=True))
     if branches and (STREAM in values or NORMED_STREAM in values):
+        if branches[0].gated_by:
+            raise NotUnderstoodError(f"`{branches[0].gated_by}` stands between it and the residual sum")
         return Sum(branches[0])
     if branches:
         return replace(branches[0], parallel=True)
@@ -80,8 +89,10 @@ def scaled(branch: Branch | Sum, number: Any, expression: ast.BinOp) -> Branch:
         expression: the source.
     """
     operation = NUMBER_OPERATIONS.get(type(expression.op))
-    if isinstance(branch, Sum) or operation is None or not isinstance(number, int | float):
+    if isinstance(branch, Sum) or operation is None:
         raise NotUnderstoodError(f"`{ast.unparse(expression)}` stands between it and the residual sum")
+    if not isinstance(number, int | float):
+        return replace(branch, gated_by=ast.unparse(expression))
     multiplier = operation(branch.multiplier, number) if number else 0.0
     if not multiplier:
         raise NotUnderstoodError(f"`{ast.unparse(expression)}` switches its branch off")

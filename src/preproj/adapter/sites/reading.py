@@ -11,7 +11,9 @@ what the source does             what it means
 ``branch + other``               still the branch: a parallel MLP joins it
 ``self.norm(branch)``            the skip lands on that module's output; so for a layer scale, an output projection
 ``branch * number``              a multiplier: the skip is divided by it, so that it joins the stream unscaled
+``branch * gate``                a gate: right only if a module follows, whose output the skip lands on
 dropout, casts, ``branch[0]``    no change
+views, permutations, windows     no change: tokens move whole, and the method knows no positions
 anything else on the branch      not understood, and refused
 ===============================  ==================================================================================
 """
@@ -163,11 +165,15 @@ class Reader(Calls):
                 return self._value(first, scope)
             case ast.Subscript(value=value, slice=ast.Constant(value=0)):
                 return self._value(value, scope)
+            case ast.Subscript(value=value, slice=ast.Tuple(elts=[*_, ast.Slice(lower=None, upper=None, step=None)])):
+                return self._value(value, scope)  # some of the tokens, whole
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 known = scope.static(test)
                 if known is not UNKNOWN:
                     return self._value(body if known else orelse, scope)
                 return either(self._value(body, scope), self._value(orelse, scope), test)
+            case ast.BinOp(left=ast.Tuple() as left, op=ast.Add()):
+                return self._value(left, scope)
             case ast.BinOp(left=left, op=ast.Add(), right=right):
                 return added(self._value(left, scope), self._value(right, scope))
             case ast.BinOp():
@@ -183,6 +189,7 @@ class Reader(Calls):
         value, other = (left, expression.right) if left is not None else (right, expression.left)
         number = scope.static(other)
         if isinstance(value, Branch | Sum):
-            reciprocal = isinstance(expression.op, ast.Div) and left is None
-            return scaled(value, UNKNOWN if reciprocal else number, expression)
+            if isinstance(expression.op, ast.Div) and left is None:
+                raise NotUnderstoodError(f"`{ast.unparse(expression)}` stands between it and the residual sum")
+            return scaled(value, number, expression)
         return value if isinstance(expression.op, ast.Mult) and number is not UNKNOWN else None
