@@ -24,6 +24,7 @@ from preproj.adapter.sites.source import Scope, arguments, bind, body, calls, fo
 
 UNCHANGING = {"to", "type", "float", "contiguous", "clone", "type_as"}
 _KEY_OR_VALUE = re.compile(r"(key|value)(s|_states|_layer|_tensor)?$|[kv]$")
+_SECOND_STREAM = re.compile(r"(?<!encoder)_hidden_states$")
 MOVING_TOKENS = {"view", "reshape", "permute", "transpose", "flatten", "roll"}
 
 
@@ -108,6 +109,9 @@ class Calls:
             if values[first] is None:
                 raise CrossAttentionError("its queries are no part of the residual stream")
             raise NotUnderstoodError("its queries, keys and values are read from different tensors")
+        second = next((n for n in bound if _SECOND_STREAM.search(n) and n not in same), None)
+        if second is not None:
+            raise NotUnderstoodError(f"it reads a second stream, {second}")
         if values[first] == STREAM and norms_its_input(self.attention):
             raise NotUnderstoodError("it norms its input itself, so that x̂ never enters it")
         positions = list(inspect.signature(function).parameters)

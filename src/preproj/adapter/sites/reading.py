@@ -146,6 +146,8 @@ class Reader(Calls):
             raise _FoundSumError(first)
         for name in one.keys() | two.keys():
             value = either(one.get(name), two.get(name), statement.test)
+            if one.get(name) == STREAM and ast.unparse(statement.test) == f"{name} is None":
+                value = STREAM  # for an argument that was not given
             if not (value == before.get(name) and name in before):
                 scope.assign(ast.Name(name), value, UNKNOWN)
         returned = [end for end, _, _ in ends if end is not UNKNOWN]
