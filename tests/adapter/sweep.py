@@ -25,6 +25,7 @@ from checks import (
     check_gradients,
     check_start,
     check_static_cache,
+    loss,
     run,
     shake,
 )
@@ -68,6 +69,8 @@ def examine(family: Family, model_type: str) -> Outcome:
         kinds = sorted({site.kind for site in preproj.sites(base)})
     except ValueError as error:
         return Outcome(model_type, "refused", said=str(error).split(" Name the")[0])
+    if idle := _idle(untouched, inputs):
+        return Outcome(model_type, "not built", said=f"ValueError: the host's own {idle[0]} has no effect on its output")
     outcome = Outcome(model_type, "exact", kinds)
     model = get_peft_model(base, preproj.PreProjConfig(skip_init_std=0))
     try:
@@ -77,10 +80,22 @@ def examine(family: Family, model_type: str) -> Outcome:
     except Exception as error:
         outcome.verdict, outcome.said = "wrong", _sentence(error)
         return outcome
-    _check_training(outcome, model, untouched, inputs)
     if family.generates:
         _check_caches(outcome, model, untouched, inputs)
+    _check_training(outcome, model, untouched, inputs)  # last, because hosts do not undo all of checkpointing
     return outcome
+
+
+def _idle(untouched: PreTrainedModel, inputs: Inputs) -> list[str]:
+    """Lists attention modules that do nothing, for example because their CUDA kernel is missing."""
+    loss(untouched, inputs).backward()
+    idle = [
+        site.name
+        for site in preproj.sites(untouched)
+        if not any(p.grad is not None and p.grad.count_nonzero() for p in site.attention.parameters())
+    ]
+    untouched.zero_grad()
+    return idle
 
 
 def _check_training(outcome: Outcome, model: PeftModel, untouched: PreTrainedModel, inputs: Inputs) -> None:
@@ -111,9 +126,11 @@ def _check_caches(outcome: Outcome, model: PeftModel, untouched: PreTrainedModel
             lambda: check_cross_attention(model, untouched, inputs),
             lambda: cache_bytes(untouched, inputs),
         )
+    dtype = untouched.dtype
     model.float(), untouched.float()  # masks of float64 overflow where a host takes its softmax in float32
     _both(outcome, "cached generation", lambda: check_generation(model), lambda: check_generation(untouched))
     _both(outcome, "static cache", lambda: check_static_cache(model), lambda: check_static_cache(untouched))
+    model.to(dtype), untouched.to(dtype)
 
 
 def _sentence(error: Exception) -> str:

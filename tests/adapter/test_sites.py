@@ -38,13 +38,13 @@ def found(model):
         ("granite", "multiplier 0.3", "model.layers.1.self_attn", "model.layers.1.self_attn"),
         (
             "bloom",
-            "residual inside the module",
+            "residual inside it",
             "transformer.h.1.self_attention",
             "transformer.h.1.self_attention.dense",
         ),
         (
             "bert",
-            "no norm before it, residual inside the module",
+            "no norm before it, projection after it",
             "bert.encoder.layer.1.attention.self",
             "bert.encoder.layer.1.attention.output.dense",
         ),

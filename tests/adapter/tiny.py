@@ -78,6 +78,7 @@ BESIDES: dict[str, dict[str, Any]] = {
     "gemma3n": {"text_config": GEMMA3N},
     "gemma3n_text": GEMMA3N,
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0}},
+    "encoder-decoder": {"decoder": {"is_decoder": True, "add_cross_attention": True}},
     "gptj": {"rotary_dim": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granite": {"residual_multiplier": 0.3},
@@ -126,7 +127,7 @@ def _values(cls: type[PreTrainedConfig], small: dict[str, Any], besides: dict[st
     compressed = hasattr(known, "qk_rope_head_dim")  # one latent serves all heads, whose width is the sum of two
     aliases = {*cls.attribute_map, *(["head_dim"] if compressed else [])}
     values = {
-        name: _for_each_stage(value, getattr(known, name))
+        name: _for_each_stage(value, vars(known)[name])
         for name, value in small.items()
         if name not in aliases and _settable(known, name)
     }

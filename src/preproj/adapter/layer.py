@@ -49,8 +49,9 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
         self.name = site.name
         self.mixed_batch: list[str] | None = None
         self._site = site
-        # One x̃ (None while disabled) for each call of attention whose branch has not ended; calls may nest.
-        self._x_tildes: list[Tensor | None] = []
+        # One x̃ (None while disabled) for each call of attention whose branch has not ended; calls may nest. With it
+        # x̂, where it is the residual too.
+        self._x_tildes: list[tuple[Tensor, Tensor | None] | None] = []
         self._hooks = [site.attention.register_forward_pre_hook(self._enter_attention, with_kwargs=True)]
         if site.landing_module is not site.attention:
             self._hooks.append(site.attention.register_forward_hook(self._forget_after_error, always_call=True))
@@ -115,7 +116,7 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
         if (landing := self._site.landing_module) is not self._landed[0]:
             self._move_to(landing)
         position, name = self._site.arguments[0]
-        x_tilde = args[position] if position < len(args) else kwargs[name]
+        x_hat = x_tilde = args[position] if position < len(args) else kwargs[name]
         for adapter, rows in self._who_acts(x_tilde):
             if adapter in self.up:
                 pre = (self.up[adapter], self.down[adapter], self.activation[adapter])
@@ -123,7 +124,8 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
                     x_tilde = pre_project(x_tilde, *pre)
                 else:
                     x_tilde = x_tilde.index_copy(0, rows, pre_project(x_tilde[rows], *pre))
-        self._x_tildes.append(x_tilde)  # the tensor Q/K/V read too, so keeping it costs no memory
+        # The tensors Q/K/V and the residual sum read too, so keeping them costs no memory.
+        self._x_tildes.append((x_tilde, x_hat if self._site.is_residual else None))
         positional, named = list(args), dict(kwargs)
         for position, name in self._site.arguments:
             if position < len(args):
@@ -136,11 +138,14 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
         """Forward hook: add the content skip to the branch; after an error (no output) only forget x̃."""
         if not self._x_tildes:
             return None
-        x_tilde = self._x_tildes.pop()
-        if x_tilde is None or output is None:
+        waiting = self._x_tildes.pop()
+        if waiting is None or output is None:
             return None
+        x_tilde, x_hat = waiting
         several = isinstance(output, tuple | list)
         branch = output[0] if several else output
+        if x_hat is not None:  # attention adds x̃ in its place
+            branch = branch + (x_hat - x_tilde)
         for adapter, rows in self._who_acts(x_tilde):
             skip = [linear for what, linear in self.linears(adapter).items() if what.startswith("skip")]
             if not skip:

@@ -91,12 +91,13 @@ def site_of(model: nn.Module, name: str, attention: nn.Module) -> Site:
     assert width is not None
     return Site(
         name=name,
-        kind=_kind(attention, branch, reader.entry.is_stream),
+        kind=_kind(reader, branch),
         width=width,
         out_width=out_features(branch.landing) or out_size_of(attention) or width,
         arguments=reader.entry.arguments,
         landing=landing,
         multiplier=branch.multiplier,
+        is_residual=reader.adds_its_input,
         attention=attention,
         landing_parent=model.get_submodule(landing.rpartition(".")[0]),
     )
@@ -112,7 +113,7 @@ def own_site(name: str, attention: nn.Module) -> Site:
     width = hidden_size_of(attention)
     assert width is not None
     (position, argument) = first_argument(attention)
-    return Site(name, "not verified", width, width, ((position, argument),), name, 1.0, attention)
+    return Site(name, "not verified", width, width, ((position, argument),), name, attention=attention)
 
 
 def name_one_of(model: nn.Module) -> str:
@@ -123,15 +124,17 @@ def name_one_of(model: nn.Module) -> str:
     return f"Name the attention modules with target_modules; candidates: {'; '.join(found)}."
 
 
-def _kind(attention: nn.Module, branch: Branch, is_stream: bool) -> str:
+def _kind(reader: Reader, branch: Branch) -> str:
     traits = []
-    if is_stream:
+    if reader.entry is not None and reader.entry.is_stream:
         traits.append("no norm before it")
-    if branch.landing is not attention:
-        if is_norm(branch.landing):
+    if branch.landing is not reader.attention:
+        if any(branch.landing is inner for inner in reader.attention.modules()):
+            traits.append("residual inside it")
+        elif is_norm(branch.landing):
             traits.append("norm after it")
         elif in_features(branch.landing) is not None:
-            traits.append("residual inside the module")
+            traits.append("projection after it")
         else:
             traits.append("gate after it")
     if branch.multiplier != 1:

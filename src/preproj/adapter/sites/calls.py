@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -19,6 +20,7 @@ from preproj.adapter.sites.flow import (
     Entry,
     NotUnderstoodError,
     Sum,
+    moved,
 )
 from preproj.adapter.sites.source import Scope, arguments, bind, body, calls, forward, norms_its_input
 
@@ -39,6 +41,7 @@ class Calls:
         self.attention = attention
         self.entry: Entry | None = None
         self._inside = False
+        self.adds_its_input = False  # followed inside, to see whether it adds its own x̂ to the branch
         self._depth = 0
 
     def _run(self, scope: Scope) -> Any:
@@ -55,7 +58,7 @@ class Calls:
         branch = next((v for v in values if isinstance(v, Branch | Sum)), None)
         if isinstance(target, nn.Module):
             if self._inside and target in self.attention.children() and in_features(target) and branch is None:
-                return None if INPUT in values else Branch(target)
+                return None if any(v in {INPUT, STREAM, NORMED_STREAM} for v in values) else Branch(target)
             if self.attention is not target and any(m is self.attention for m in target.modules()):
                 return self._inline(forward(target), target, call, scope)
             if branch is None:
@@ -66,12 +69,12 @@ class Calls:
                 if is_dropout(target) or is_norm(target):
                     return branch
                 raise NotUnderstoodError(f"the residual sum goes through {type(target).__name__} unstored")
-            if is_dropout(target) and not branch.gated_by:
+            if is_dropout(target) and not (branch.gated_by or self.adds_its_input):
                 return branch
             if STREAM in values:
                 return self._inline(forward(target), target, call, scope)
             if is_norm(target) or is_gate(target) or is_dropout(target) or in_features(target) is not None:
-                return Branch(target, parallel=branch.parallel)
+                return branch.through(target)
             return self._follow(forward(target), target, call, scope)
         if inspect.ismethod(target) and target.__self__ in (scope.module, type(scope.module)):
             if branch:
@@ -87,11 +90,14 @@ class Calls:
         if inspect.isfunction(helper) and any(isinstance(v, Branch) for v in values):
             return self._follow(helper, scope.module, call, scope)
         if name == "dropout" and values:
-            return values[0]
+            dropped = values[0]
+            gated = self.adds_its_input and isinstance(dropped, Branch)
+            return replace(dropped, gated_by=ast.unparse(call)) if gated else dropped
         if isinstance(call.func, ast.Attribute):
             owner = self._value(call.func.value, scope)
             if name in UNCHANGING | MOVING_TOKENS:  # a tensor's method, or a function of torch
-                return owner or next(iter(values), None)
+                value = owner or next(iter(values), None)
+                return moved(value) if name in MOVING_TOKENS else value
             if isinstance(owner, Branch | Sum) and not self._inside:
                 raise NotUnderstoodError(f"`.{name}(...)` stands between it and the residual sum")
         if any(isinstance(v, Branch | Sum) for v in values) and not self._inside:
@@ -119,10 +125,16 @@ class Calls:
         if self.entry not in (None, entry):
             raise NotUnderstoodError("it is called in more than one way")
         self.entry = entry
+        self._inside = True
         if any(value == STREAM for name, value in values.items() if name not in same):
-            self._inside = True
             self._run(Scope(self.attention, values | dict.fromkeys(same, INPUT), function))
             raise NotUnderstoodError(f"{type(self.attention).__name__} takes the residual stream and adds it nowhere")
+        try:
+            self.adds_its_input = True
+            self._run(Scope(self.attention, dict.fromkeys(same, STREAM), function))
+        except NotUnderstoodError:
+            pass  # inside attention much is not understood, and need not be
+        self._inside = self.adds_its_input = False
         return Branch(self.attention)
 
     def _inline(self, function: Callable[..., Any], module: nn.Module, call: ast.Call, scope: Scope) -> Any:

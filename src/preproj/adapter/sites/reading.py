@@ -27,16 +27,10 @@ from torch import nn
 
 from preproj.adapter.sites.calls import Calls
 from preproj.adapter.sites.expressions import UNKNOWN
-from preproj.adapter.sites.flow import STREAM, Branch, NotUnderstoodError, Sum, added, either, scaled
+from preproj.adapter.sites.flow import STREAM, Branch, FoundSumError, NotUnderstoodError, Sum, added, either, moved, scaled
 from preproj.adapter.sites.source import Scope, body, calls, forward, loaded
 
 MAX_DEPTH = 6
-
-
-class _FoundSumError(Exception):
-    def __init__(self, branch: Branch):
-        super().__init__()
-        self.branch = branch
 
 
 class Reader(Calls):
@@ -61,7 +55,7 @@ class Reader(Calls):
             raise NotUnderstoodError(f"{type(block).__name__}.forward takes no hidden states")
         try:
             value = self._run(Scope(block, {parameters[1]: STREAM}, function))
-        except _FoundSumError as found:
+        except FoundSumError as found:
             return found.branch
         if isinstance(value, Branch):
             return None
@@ -119,7 +113,8 @@ class Reader(Calls):
 
     def _assign(self, target: ast.expr, expression: ast.expr, scope: Scope) -> None:
         value = self._value(expression, scope)
-        self._stop_at_sum(value)
+        if not self._inside:
+            self._stop_at_sum(value)
         if isinstance(target, ast.Subscript | ast.Attribute) and (
             isinstance(value, Branch) or isinstance(self._value(target.value, scope), Branch)
         ):
@@ -137,13 +132,13 @@ class Reader(Calls):
             own = replace(scope, variables=dict(before), constants=dict(scope.constants))
             try:
                 ends.append((self._statements(side, own), None, own.variables))
-            except _FoundSumError as found:
+            except FoundSumError as found:
                 ends.append((UNKNOWN, found.branch, own.variables))
         (_, first, one), (_, second, two) = ends
         if first != second:
             raise NotUnderstoodError(f"the sum depends on `{ast.unparse(statement.test)}`")
         if first is not None:
-            raise _FoundSumError(first)
+            raise FoundSumError(first)
         for name in one.keys() | two.keys():
             value = either(one.get(name), two.get(name), statement.test)
             if one.get(name) == STREAM and ast.unparse(statement.test) == f"{name} is None":
@@ -156,7 +151,7 @@ class Reader(Calls):
     @staticmethod
     def _stop_at_sum(value: Any) -> None:
         if isinstance(value, Sum):
-            raise _FoundSumError(value.branch)
+            raise FoundSumError(value.branch)
 
     def _value(self, expression: ast.expr, scope: Scope) -> Any:  # noqa: PLR0911  # one for each kind
         """Tell what an expression is: ``STREAM``, a ``Branch``, a ``Sum``, or None for everything else."""
@@ -168,7 +163,7 @@ class Reader(Calls):
             case ast.Subscript(value=value, slice=ast.Constant(value=0)):
                 return self._value(value, scope)
             case ast.Subscript(value=value, slice=ast.Tuple(elts=[*_, ast.Slice(lower=None, upper=None, step=None)])):
-                return self._value(value, scope)  # some of the tokens, whole
+                return moved(self._value(value, scope))  # some of the tokens
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 known = scope.static(test)
                 if known is not UNKNOWN:

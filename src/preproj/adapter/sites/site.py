@@ -17,6 +17,7 @@ class Site:
         arguments: ``(position, name)`` of the arguments of the attention module that are x̂.
         landing: path of the module whose output the skip is added to.
         multiplier: what the block multiplies that output by before the sum; the skip is divided by it.
+        is_residual: whether attention itself adds x̂ to its branch (ALBERT), so that x̃ - x̂ has to leave the sum again.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Site:
     arguments: tuple[tuple[int, str], ...]
     landing: str
     multiplier: float = 1.0
+    is_residual: bool = False
     attention: nn.Module = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
     landing_parent: nn.Module = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
 
