@@ -74,16 +74,10 @@ def site_of(model: nn.Module, name: str, attention: nn.Module) -> Site:
     Raises:
         NotUnderstoodError: with what stands in the way.
     """
-    branch, reader = None, Reader(attention)
-    parents = name.split(".")[:-1]
-    while branch is None:
-        block = model.get_submodule(".".join(parents))
-        if not isinstance(block, nn.ModuleList | nn.ModuleDict):
-            reader = Reader(attention)
-            branch = reader.read(block)
-        if branch is None and not parents:
-            raise NotUnderstoodError("no block around it adds it to a residual stream")
-        parents = parents[:-1]
+    places = [place for place, module in model.named_modules(remove_duplicate=False) if module is attention]
+    (branch, reader), *others = [_read(model, place, attention) for place in places]
+    if any((other, its.entry) != (branch, reader.entry) for other, its in others):
+        raise NotUnderstoodError("it stands at several places, and its branch does not end in the same module at each")
     assert reader.entry is not None  # a branch starts where attention is entered
     names = {id(module): path for path, module in model.named_modules()}
     landing = names[id(branch.landing)]
@@ -101,6 +95,21 @@ def site_of(model: nn.Module, name: str, attention: nn.Module) -> Site:
         attention=attention,
         landing_parent=model.get_submodule(landing.rpartition(".")[0]),
     )
+
+
+def _read(model: nn.Module, place: str, attention: nn.Module) -> tuple[Branch, Reader]:
+    """Read the blocks around one place of an attention module, from the innermost on, until one holds the sum."""
+    parents = place.split(".")[:-1]
+    while True:
+        block = model.get_submodule(".".join(parents))
+        if not isinstance(block, nn.ModuleList | nn.ModuleDict):
+            reader = Reader(attention)
+            branch = reader.read(block)
+            if branch is not None:
+                return branch, reader
+        if not parents:
+            raise NotUnderstoodError("no block around it adds it to a residual stream")
+        parents = parents[:-1]
 
 
 def own_site(name: str, attention: nn.Module) -> Site:
