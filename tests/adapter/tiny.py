@@ -32,6 +32,7 @@ SMALL: dict[str, Any] = {
     "attn_pdrop": 0.0, "dropout": 0.0, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
     "activation_dropout": 0.0, "resid_dropout": 0.0, "embed_dropout": 0.0,
     "residual_dropout": 0.0, "dropout_rate": 0.0, "layerdrop": 0.0,
+    "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0,
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
 

@@ -48,7 +48,7 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
         self.in_features, self.out_features = site.width, site.out_width
         self.name = site.name
         self.mixed_batch: list[str] | None = None
-        self._site = site
+        self.site = site
         # One x̃ (None while disabled) for each call of attention whose branch has not ended; calls may nest. With it
         # x̂, where it is the residual too.
         self._x_tildes: list[tuple[Tensor, Tensor | None] | None] = []
@@ -113,10 +113,9 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
         if self.disable_adapters:
             self._x_tildes.append(None)
             return None
-        if (landing := self._site.landing_module) is not self._landed[0]:
+        if (landing := self.site.landing_module) is not self._landed[0]:
             self._move_to(landing)
-        position, name = self._site.arguments[0]
-        x_hat = x_tilde = args[position] if position < len(args) else kwargs[name]
+        x_hat = x_tilde = self.site.hidden_states(args, kwargs)
         for adapter, rows in self._who_acts(x_tilde):
             if adapter in self.up:
                 pre = (self.up[adapter], self.down[adapter], self.activation[adapter])
@@ -125,9 +124,9 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
                 else:
                     x_tilde = x_tilde.index_copy(0, rows, pre_project(x_tilde[rows], *pre))
         # The tensors Q/K/V and the residual sum read too, so keeping them costs no memory.
-        self._x_tildes.append((x_tilde, x_hat if self._site.is_residual else None))
+        self._x_tildes.append((x_tilde, x_hat if self.site.is_residual else None))
         positional, named = list(args), dict(kwargs)
-        for position, name in self._site.arguments:
+        for position, name in self.site.arguments:
             if position < len(args):
                 positional[position] = x_tilde
             else:
@@ -151,9 +150,9 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
             if not skip:
                 continue
             if rows is None:
-                branch = add_content_skip(branch, x_tilde, *skip, multiplier=self._site.multiplier)
+                branch = add_content_skip(branch, x_tilde, *skip, multiplier=self.site.multiplier)
             else:
-                added = add_content_skip(branch[rows], x_tilde[rows], *skip, multiplier=self._site.multiplier)
+                added = add_content_skip(branch[rows], x_tilde[rows], *skip, multiplier=self.site.multiplier)
                 branch = branch.index_copy(0, rows, added)
         return type(output)((branch, *output[1:])) if several else branch
 

@@ -1,8 +1,9 @@
 """A place where the method acts, and how it is printed."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,11 @@ class Site:
     is_residual: bool = False
     attention: nn.Module = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
     landing_parent: nn.Module = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
+
+    def hidden_states(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """Pick x̂ out of what attention is called with."""
+        position, name = self.arguments[0]
+        return args[position] if position < len(args) else kwargs[name]
 
     @property
     def landing_module(self) -> nn.Module:
