@@ -67,9 +67,7 @@ def check_blocks(model: PeftModel, inputs: Inputs = TEXT) -> None:
 class _Alone:
     """One block, run again and again on the arguments of a whole forward."""
 
-    def __init__(
-        self, model: PeftModel, inputs: Inputs, block: nn.Module, attention: nn.Module, layer: PreProjLayer
-    ):
+    def __init__(self, model: PeftModel, inputs: Inputs, block: nn.Module, attention: nn.Module, layer: PreProjLayer):
         self.block, self.attention = block, attention
         inside = [m for m in attention.modules() if m is not attention and m in _hooked_by(layer, attention)]
         self.branch = inside[0] if inside else attention
@@ -298,7 +296,9 @@ def check_cross_attention(model: Any, untouched: Any, inputs: Inputs) -> None:
         ours, theirs = (caches(m, inputs | {"encoder_outputs": states}) for m in (model, untouched))
     (own, crossed), (own_of_base, crossed_of_base) = (map(_tensors, pair) for pair in (ours, theirs))
     assert crossed
-    assert all(_equal(a, b, b) for a, b in zip(crossed, crossed_of_base, strict=True)), "cross-attention reads something else"
+    assert all(_equal(a, b, b) for a, b in zip(crossed, crossed_of_base, strict=True)), (
+        "cross-attention reads something else"
+    )
     assert not any(_equal(a, b, b) for a, b in zip(own, own_of_base, strict=True))
 
 

@@ -20,7 +20,7 @@ from transformers.models.auto import modeling_auto as auto
 
 PIXELS = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 BESIDE_PIXELS = {
-    "imagegpt": {"input_ids": IDS},  # whose pixels are tokens
+    "imagegpt": TEXT,  # whose pixels are tokens
     "shieldgemma2": TEXT,
     "siglip2": {
         "pixel_values": PIXELS.reshape(2, 16, -1),  # patches

@@ -70,7 +70,9 @@ def examine(family: Family, model_type: str) -> Outcome:
     except ValueError as error:
         return Outcome(model_type, "refused", said=str(error).split(" Name the")[0])
     if idle := _idle(untouched, inputs):
-        return Outcome(model_type, "not built", said=f"ValueError: the host's own {idle[0]} has no effect on its output")
+        return Outcome(
+            model_type, "not built", said=f"ValueError: the host's own {idle[0]} has no effect on its output"
+        )
     outcome = Outcome(model_type, "exact", kinds)
     model = get_peft_model(base, preproj.PreProjConfig(skip_init_std=0))
     try:
@@ -99,9 +101,9 @@ def _idle(untouched: PreTrainedModel, inputs: Inputs) -> list[str]:
 
 
 def _check_training(outcome: Outcome, model: PeftModel, untouched: PreTrainedModel, inputs: Inputs) -> None:
-    for part in untouched.modules():
-        if isinstance(part, torch.nn.Embedding):
-            part.requires_grad_(False)  # as under an adapter
+    untouched.requires_grad_(False)
+    for site in preproj.sites(untouched):
+        site.attention.requires_grad_(True)  # all that trains, as under an adapter
     ours = lambda m: [p for n, p in m.named_parameters() if ".preproj." in n]  # noqa: E731
     theirs = lambda m: [p for p in m.parameters() if p.grad is not None]  # noqa: E731
     _both(

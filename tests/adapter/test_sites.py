@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+import transformers
 from checks import IDS, check_blocks, shake
 from families import FAMILIES
 from naive import tiny_model
@@ -79,7 +80,9 @@ def test_parts_for_images_are_left_alone():
 
 def test_parts_for_sound_are_left_alone():
     names = [name for name, _, _ in found(tiny_of("granite_speech", auto=AutoModelForSeq2SeqLM))]
-    assert names == ["model.language_model.layers.0.self_attn", "model.language_model.layers.1.self_attn"]
+    assert [re.findall(r"language_model|layers.*", name) for name in names] == [
+        ["language_model", f"layers.{i}.self_attn"] for i in (0, 1)
+    ]
 
 
 def test_attention_that_pools_the_stream_is_left_alone():
@@ -116,7 +119,9 @@ def test_sites_of_an_adapted_model_are_those_of_its_base():
     ],
 )
 def test_what_is_not_understood_is_refused_with_the_step(model_type, sentence):
-    family = next(family for family in FAMILIES if model_type in family.auto)
+    family = next((family for family in FAMILIES if model_type in family.auto), None)
+    if family is None:
+        pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
     base = tiny_of(model_type, auto=family.auto[model_type], small=family.small)
     names = [name for name, _ in base.named_modules()]
     with pytest.raises(ValueError, match=sentence):

@@ -68,6 +68,15 @@ BESIDES: dict[str, dict[str, Any]] = {
     "maskformer-swin": SWIN,
     "swin": SWIN,
     "swinv2": SWIN,
+    "convnext": {"patch_size": 4},
+    "convnextv2": {"patch_size": 4},
+    "levit": {"drop_path_rate": 0},
+    "cvt": {"depth": [1, 2, 3]},
+    "mobilevitv2": {"patch_size": 1},
+    "musicflamingo": {"audio_config": {"model_type": "audioflamingo3_encoder"}},
+    "nemo_speechlm": {"head_config": {"audio_hidden_size": 32}},
+    "vitpose_backbone": {"part_features": 8},
+    "shieldgemma2": {"yes_token_index": 5, "no_token_index": 6},
     "esmc": {"num_key_value_heads": 4},
     "lw_detr_vit": {"num_windows": 4},
     "codegen": {"rotary_dim": 4},
@@ -161,6 +170,7 @@ def tiny_of(
 ) -> PreTrainedModel:
     """Builds a tiny random model of a type, in eval mode and with eager attention; the random state is left alone."""
     config = tiny_config(model_type, small or SMALL | {"is_decoder": auto is AutoModelForCausalLM}, **besides)
+    config.architectures = config.architectures or []  # else types with several classes cannot be built
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = auto.from_config(config, attn_implementation="eager", experts_implementation="eager")

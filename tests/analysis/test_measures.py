@@ -129,7 +129,8 @@ def test_every_place_of_a_shared_module_is_measured():
     handles = [
         attention.register_forward_pre_hook(lambda m, a: x_tildes.append(a[0])),
         attention.output_dropout.register_forward_hook(
-            lambda m, a, out: ratios.append((x_tildes[-1] @ skip.weight.T).norm(dim=-1) / out.norm(dim=-1)), prepend=True
+            lambda m, a, out: ratios.append((x_tildes[-1] @ skip.weight.T).norm(dim=-1) / out.norm(dim=-1)),
+            prepend=True,
         ),
     ]
     for ids in TEXTS:

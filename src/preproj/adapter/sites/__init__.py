@@ -15,7 +15,7 @@ from preproj.adapter.sites.expressions import is_norm
 from preproj.adapter.sites.flow import Branch, CrossAttentionError, NotUnderstoodError
 from preproj.adapter.sites.reading import Reader
 from preproj.adapter.sites.site import Site, Sites
-from preproj.adapter.sites.source import first_argument
+from preproj.adapter.sites.source import first_argument, norms_its_input
 
 __all__ = [
     "NotUnderstoodError",
@@ -79,6 +79,8 @@ def site_of(model: nn.Module, name: str, attention: nn.Module) -> Site:
     if any((other, its.entry) != (branch, reader.entry) for other, its in others):
         raise NotUnderstoodError("it stands at several places, and its branch does not end in the same module at each")
     assert reader.entry is not None  # a branch starts where attention is entered
+    if reader.entry.is_stream and norms_its_input(attention):
+        raise NotUnderstoodError("it norms its input itself, so that x̂ never enters it")
     names = {id(module): path for path, module in model.named_modules()}
     landing = names[id(branch.landing)]
     width = hidden_size_of(attention)

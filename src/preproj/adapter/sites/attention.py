@@ -96,9 +96,9 @@ def _is_other_modality(model: nn.Module, part: nn.Module) -> bool:
         return False
     if part.main_input_name != "input_ids":
         return part.main_input_name != model.main_input_name
-    return bool(
-        _OTHER_MODALITY.search(part.config.model_type) and not _OTHER_MODALITY.search(model.config.model_type)
-    )
+    if model.main_input_name != "input_ids":  # then that of the part is only the default
+        return False
+    return bool(_OTHER_MODALITY.search(part.config.model_type) and not _OTHER_MODALITY.search(model.config.model_type))
 
 
 def _is_language_model(model: nn.Module, part: nn.Module) -> bool:

@@ -22,7 +22,7 @@ from preproj.adapter.sites.flow import (
     Sum,
     moved,
 )
-from preproj.adapter.sites.source import Scope, arguments, bind, body, calls, forward, norms_its_input
+from preproj.adapter.sites.source import Scope, arguments, bind, body, calls, forward
 
 UNCHANGING = {"to", "type", "float", "contiguous", "clone", "type_as"}
 _KEY_OR_VALUE = re.compile(r"(key|value)(s|_states|_layer|_tensor)?$|[kv]$")
@@ -50,38 +50,44 @@ class Calls:
     def _value(self, expression: ast.expr, scope: Scope) -> Any:
         raise NotImplementedError
 
-    def _called(self, call: ast.Call, scope: Scope) -> Any:  # noqa: PLR0911  # one for each kind of call
+    def _called(self, call: ast.Call, scope: Scope) -> Any:
         target = self._resolve(call.func, scope)
         if target is self.attention and not self._inside:
             return self._enter(call, scope)
         values = [self._value(argument, scope) for argument in arguments(call)]
         branch = next((v for v in values if isinstance(v, Branch | Sum)), None)
         if isinstance(target, nn.Module):
-            if self._inside and target in self.attention.children() and in_features(target) and branch is None:
-                return None if any(v in {INPUT, STREAM, NORMED_STREAM} for v in values) else Branch(target)
             if self.attention is not target and any(m is self.attention for m in target.modules()):
                 return self._inline(forward(target), target, call, scope)
-            if branch is None:
-                if is_norm(target) and STREAM in values:
-                    return NORMED_STREAM
-                return values[0] if values and is_dropout(target) else None
-            if isinstance(branch, Sum):
-                if is_dropout(target) or is_norm(target):
-                    return branch
-                raise NotUnderstoodError(f"the residual sum goes through {type(target).__name__} unstored")
-            if is_dropout(target) and not (branch.gated_by or self.adds_its_input):
-                return branch
-            if STREAM in values:
-                return self._inline(forward(target), target, call, scope)
-            if is_norm(target) or is_gate(target) or is_dropout(target) or in_features(target) is not None:
-                return branch.through(target)
-            return self._follow(forward(target), target, call, scope)
+            return self._through(target, branch, values, call, scope) if branch else self._beside(target, values)
         if inspect.ismethod(target) and target.__self__ in (scope.module, type(scope.module)):
             if branch:
                 return self._follow(target.__func__, scope.module, call, scope)
             if self._mentions(target):
                 return self._inline(target.__func__, scope.module, call, scope)
         return self._function(call, values, scope)
+
+    def _beside(self, module: nn.Module, values: list[Any]) -> Any:
+        """Tell what a module returns that is not handed the branch."""
+        if self._inside and module in self.attention.children() and in_features(module) is not None:
+            return None if any(v in {INPUT, STREAM, NORMED_STREAM} for v in values) else Branch(module)
+        if is_norm(module) and STREAM in values:
+            return NORMED_STREAM
+        return values[0] if values and is_dropout(module) else None
+
+    def _through(self, module: nn.Module, branch: Branch | Sum, values: list[Any], call: ast.Call, scope: Scope) -> Any:
+        """Tell what a module returns that is handed the branch."""
+        if isinstance(branch, Sum):
+            if is_dropout(module) or is_norm(module):
+                return branch
+            raise NotUnderstoodError(f"the residual sum goes through {type(module).__name__} unstored")
+        if is_dropout(module) and not (branch.gated_by or self.adds_its_input):
+            return branch
+        if STREAM in values:
+            return self._inline(forward(module), module, call, scope)
+        if is_norm(module) or is_gate(module) or is_dropout(module) or in_features(module) is not None:
+            return branch.through(module)
+        return self._follow(forward(module), module, call, scope)
 
     def _function(self, call: ast.Call, values: list[Any], scope: Scope) -> Any:
         """Tell what a call of a plain function or of a tensor's method is."""
@@ -111,22 +117,20 @@ class Calls:
         (first, hidden), *_ = bound.items()
         same = [name for name, argument in bound.items() if ast.unparse(argument) == ast.unparse(hidden)]
         values = {name: self._value(argument, scope) for name, argument in bound.items()}
-        if any(_KEY_OR_VALUE.match(name) and name not in same for name in bound):
+        others = [name for name, argument in bound.items() if name not in same and ast.unparse(argument) != "None"]
+        if any(_KEY_OR_VALUE.match(name) for name in others):
             if values[first] is None:
                 raise CrossAttentionError("its queries are no part of the residual stream")
             raise NotUnderstoodError("its queries, keys and values are read from different tensors")
-        second = next((n for n in bound if _SECOND_STREAM.search(n) and n not in same), None)
-        if second is not None:
-            raise NotUnderstoodError(f"it reads a second stream, {second}")
-        if values[first] == STREAM and norms_its_input(self.attention):
-            raise NotUnderstoodError("it norms its input itself, so that x̂ never enters it")
+        if second := [name for name in others if _SECOND_STREAM.search(name)]:
+            raise NotUnderstoodError(f"it reads a second stream, {second[0]}")
         positions = list(inspect.signature(function).parameters)
         entry = Entry(tuple((positions.index(name) - 1, name) for name in same), values[first] == STREAM)
         if self.entry not in (None, entry):
             raise NotUnderstoodError("it is called in more than one way")
         self.entry = entry
         self._inside = True
-        if any(value == STREAM for name, value in values.items() if name not in same):
+        if any(values[name] == STREAM for name in others):
             self._run(Scope(self.attention, values | dict.fromkeys(same, INPUT), function))
             raise NotUnderstoodError(f"{type(self.attention).__name__} takes the residual stream and adds it nowhere")
         try:

@@ -127,8 +127,8 @@ def scaled(branch: Branch | Sum, number: Any, expression: ast.BinOp) -> Branch:
 def either(one: Any, two: Any, test: ast.expr) -> Any:
     """Tell what a variable is after a condition that is only known at run time."""
     if isinstance(one, Branch) and isinstance(two, Branch):
-        joined = {"parallel": one.parallel or two.parallel, "moved": one.moved or two.moved}
-        one, two = (replace(branch, **joined) for branch in (one, two))
+        parallel, moves = one.parallel or two.parallel, one.moved or two.moved
+        one, two = (replace(branch, parallel=parallel, moved=moves) for branch in (one, two))
     if one != two and (isinstance(one, Branch) or isinstance(two, Branch)):
         raise NotUnderstoodError(f"its output depends on `{ast.unparse(test)}`")
     return one if one == two else None

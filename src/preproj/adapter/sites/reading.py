@@ -27,7 +27,17 @@ from torch import nn
 
 from preproj.adapter.sites.calls import Calls
 from preproj.adapter.sites.expressions import UNKNOWN
-from preproj.adapter.sites.flow import STREAM, Branch, FoundSumError, NotUnderstoodError, Sum, added, either, moved, scaled
+from preproj.adapter.sites.flow import (
+    STREAM,
+    Branch,
+    FoundSumError,
+    NotUnderstoodError,
+    Sum,
+    added,
+    either,
+    moved,
+    scaled,
+)
 from preproj.adapter.sites.source import Scope, body, calls, forward, loaded
 
 MAX_DEPTH = 6
