@@ -56,6 +56,10 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
             self._hooks.append(site.attention.register_forward_hook(self._forget_after_error, always_call=True))
         self._land_on(site.landing_module)
 
+    def get_base_layer(self) -> nn.Module:
+        """Return the attention module this layer is a child of."""
+        return self._site.attention
+
     def update_layer(self, adapter_name: str, config: PreProjConfig, device: torch.device) -> None:
         """Add one adapter with its start weights, in float32 on ``device`` (not drawn on the meta device).
 
