@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from naive import tiny_model
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import preproj
@@ -45,6 +47,39 @@ def test_the_readmes_example_runs(tiny_pythia, tmp_path, monkeypatch, capsys):
     assert isinstance(PeftModel.from_pretrained(base, "my-adapter").peft_config["default"], preproj.PreProjConfig)
 
 
+def run_page(name: str, base: Path) -> dict:
+    """Runs the code of a page of docs/, and returns its variables."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / name).read_text("utf-8"), re.DOTALL)
+    variables: dict = {}
+    exec(code.replace("EleutherAI/pythia-160m", str(base)), variables)
+    return variables
+
+
+def test_the_recipe_for_lora_beside_us_runs(tiny_pythia, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = run_page("beside-lora.md", tiny_pythia)
+    for folder, ours in (("pair/preproj", True), ("pair/lora", False)):
+        keys = load_file(tmp_path / folder / "adapter_model.safetensors")
+        assert keys
+        assert {".preproj." in key for key in keys} == {ours}
+    pair = page["ours"](**page["prompt"]).logits  # LoRA merged
+    for alone in ("only_lora", "only_ours"):
+        assert (pair - page[alone]).abs().max() > 1e-6
+    assert page["both"].shape[1] > page["prompt"].input_ids.shape[1]
+
+
+def test_the_page_on_several_adapters_runs(tiny_pythia, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = run_page("many-adapters.md", tiny_pythia)
+    model, prompts = page["model"], page["prompts"]
+    assert {path.name for path in (tmp_path / "adapters").iterdir() if path.is_dir()} == {"law", "code", "small"}
+    assert set(model.peft_config) == {"law", "small"}
+    torch.testing.assert_close(page["mixed"][0], model(**prompts).logits[0])
+    with model.disable_adapter():
+        torch.testing.assert_close(page["mixed"][2], model(**prompts).logits[2])
+    assert page["together"].shape == page["mixed"].shape
+
+
 def test_the_readmes_table_is_that_of_the_results():
     shown = re.search(r"<!-- results/demo/report.md -->\n(.*?)\n<!-- end -->", README, re.DOTALL)
     report = (ROOT / "results/demo/report.md").read_text("utf-8")
@@ -53,10 +88,11 @@ def test_the_readmes_table_is_that_of_the_results():
     assert shown[1].count("\n| ") >= 5  # a title, a rule, and four methods
 
 
-def test_the_readmes_links_lead_somewhere():
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
         if not target.startswith("http"):
-            assert (ROOT / target).exists(), target
+            assert (page.parent / target).exists(), target
 
 
 def test_the_versions_in_the_readme_are_the_bounds_in_pyproject_and_the_pins():

@@ -199,7 +199,7 @@ def _equal(a: Tensor, b: Tensor, scale: Tensor) -> bool:
 
 
 def _same_tokens(change: Tensor, added: Tensor, scale: Tensor) -> bool:
-    """Whether every token of the change is one of those added, which may stand in windows, in other order and padded."""
+    """Whether every token of the change is one of those added, which may stand in windows, reordered and padded."""
     if change.numel() == added.numel() and _equal(change, added, scale):
         return True
     width = added.shape[-1]

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from naive import tiny_model
-from peft import LoraConfig, PeftConfig, PeftType, get_peft_model
+from peft import PeftConfig, PeftType, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from preproj import PreProjConfig, PreProjModel
@@ -115,16 +115,6 @@ def test_two_active_adapters_add_their_skips():
     for (_, _, ours), (_, _, layer) in zip(adapted_sites(summed), adapted_sites(model), strict=True):
         ours.skip["default"].weight.data = layer.skip["a"].weight.data + layer.skip["b"].weight.data
     torch.testing.assert_close(both, summed(IDS).logits, rtol=0, atol=1e-5)
-
-
-def test_lora_beside_us_keeps_its_own_state():
-    base = tiny_model("llama")
-    lora = get_peft_model(base, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
-    with_lora = lora(IDS).logits
-    ours = PreProjModel(lora.base_model.model, {"default": PreProjConfig(**LOUD)}, "default")
-    assert not torch.equal(ours(IDS).logits, with_lora)
-    ours.disable_adapter_layers()
-    assert torch.equal(ours(IDS).logits, with_lora)
 
 
 def test_deep_copy_is_independent():

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from peft import PeftConfig
-from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, set_adapter
 from peft.utils.other import AuxiliaryTrainingWrapper, get_pattern_key
 from torch import nn
 
@@ -114,6 +114,17 @@ class PreProjModel(BaseTuner):
             target.add_module(CHILD, layer)
         layer.update_layer(adapter_name, peft_config)
 
+    def _mark_only_adapters_as_trainable(self, model: nn.Module) -> None:
+        """Freeze the base; beside another method it is frozen already, and PEFT 0.18 would freeze that one too."""
+        if all(isinstance(module, PreProjLayer) for module in model.modules() if isinstance(module, BaseTunerLayer)):
+            super()._mark_only_adapters_as_trainable(model)
+
+    @classmethod
+    def _get_adapter_state_dict(cls, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        """Select our weights to save; PEFT takes those of every method on the base."""
+        weights = super()._get_adapter_state_dict(*args, **kwargs)
+        return {key: weight for key, weight in weights.items() if f".{cls.prefix}" in key}
+
     def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
         """Have the adapter in float32, beside a float64 base in float64, or without autocast in the base's dtype."""
         for _, attention, layer in adapted_sites(self.model):
@@ -122,6 +133,14 @@ class PreProjModel(BaseTuner):
                 dtype = torch.float32
             for linear in layer.linears(adapter_name).values():
                 linear.to(dtype)
+
+    def set_adapter(self, adapter_name: str | list[str], inference_mode: bool = False) -> None:
+        """Make adapters of ours the active ones; another method beside us keeps its own."""
+        for _, _, layer in adapted_sites(self.model):
+            layer.set_adapter(adapter_name, inference_mode=inference_mode)  # type: ignore[operator]
+        for _, wrapper in self._wrappers():
+            set_adapter(wrapper, adapter_name, inference_mode=inference_mode)
+        self.active_adapter = adapter_name
 
     def enable_adapter_layers(self) -> None:
         """Switch our layers on; another method beside us keeps its own state."""

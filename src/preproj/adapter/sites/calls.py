@@ -114,6 +114,8 @@ class Calls:
         """Record where x̂ enters; follow attention itself if it is handed the residual stream besides."""
         function = forward(self.attention)
         bound = bind(function, call)
+        if not bound:
+            raise NotUnderstoodError(f"`{ast.unparse(call)}` does not name what it takes")
         (first, hidden), *_ = bound.items()
         same = [name for name, argument in bound.items() if ast.unparse(argument) == ast.unparse(hidden)]
         values = {name: self._value(argument, scope) for name, argument in bound.items()}
