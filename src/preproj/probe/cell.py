@@ -23,7 +23,7 @@ from preproj.probe.base import load_model, load_tokenizer, resolve_base
 from preproj.probe.environment import peak_memory_bytes
 from preproj.probe.evaluation import score_document, score_last_word
 from preproj.probe.files import read_json, write_json, write_jsonl
-from preproj.probe.methods import Attached, attach, load_trained
+from preproj.probe.methods import Attached, attach
 from preproj.probe.prepared import Prepared
 from preproj.probe.recipe import Recipe, parse_recipe
 from preproj.probe.training import NonFiniteLossError, train
@@ -69,8 +69,8 @@ def run_cell(run: Path, method: str, seed: int) -> None:
         return
     result = _evaluate(attached.model.eval(), load_tokenizer(base), recipe, prepared, folder, progress)
     layers = []
-    if method in {"pre", "skip", "pre+skip"}:
-        layers = measure_layers(attached.model, [ids for _, ids in prepared.documents[:LAYER_DOCUMENTS]])
+    if not method.startswith(("none", "lora")):
+        layers = measure_layers(attached.adapters[0], [ids for _, ids in prepared.documents[:LAYER_DOCUMENTS]])
     seconds = {**trained.pop("seconds"), **result.pop("seconds")}
     write_json(
         folder / "metrics.json",
@@ -129,11 +129,11 @@ def _train(
     learning_rate = settings.learning_rate[method]  # type: ignore[index]
     trained_record = folder / "trained.json"
     if trained_record.exists():
-        load_trained(attached.model, folder / "adapter")
+        attached.load(folder / "adapter")
     else:
         tokens_per_step = settings.block_size * settings.batch_size
         trained = train(
-            attached.model,
+            attached,
             prepared.blocks,
             settings,
             learning_rate,
@@ -141,7 +141,7 @@ def _train(
             folder,
             lambda step: progress.set(TRAINING_WORK * tokens_per_step * step),
         )
-        attached.model.save_pretrained(str(folder / "adapter"))
+        attached.save(folder / "adapter")
         write_json(
             trained_record,
             {
