@@ -1,11 +1,14 @@
 """The README and the recipes do what they say."""
 
+import inspect
 import re
+import tomllib
+from dataclasses import Field, fields
 from pathlib import Path
 
 import pytest
 import yaml
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
 from transformers import AutoModelForCausalLM
 
 import preproj
@@ -68,7 +71,47 @@ def test_learning_rates_are_those_of_the_search():
     assert search["split"] == "validation"
 
 
-def test_every_public_name_has_a_docstring():
-    for name in preproj.__all__:
-        if not name.startswith("__"):
-            assert getattr(preproj, name).__doc__, name
+def own_fields() -> list[Field]:
+    inherited = {field.name for field in fields(PeftConfig)}
+    return [field for field in fields(preproj.PreProjConfig) if field.name not in inherited]
+
+
+def test_the_public_names_are_pinned():
+    assert preproj.__all__ == [
+        "ContentSkip",
+        "PreProjConfig",
+        "PreProjModel",
+        "PreProjection",
+        "__version__",
+        "sites",
+    ]
+    assert {field.name for field in own_fields()} == {
+        "activation",
+        "content_skip",
+        "exclude_modules",
+        "expansion",
+        "expansion_pattern",
+        "init_seed",
+        "init_weights",
+        "layers_pattern",
+        "layers_to_transform",
+        "modules_to_save",
+        "pre_projection",
+        "skip_init_std",
+        "skip_rank",
+        "target_modules",
+    }
+
+
+def test_everything_public_has_a_docstring():
+    """In the sources too: the linter's rules D100 to D103 hold every module, class, method and function to it."""
+    for name in set(preproj.__all__) - {"__version__"}:
+        public = getattr(preproj, name)
+        assert public.__doc__, name
+        for method, own in vars(public).items():
+            if inspect.isfunction(own) and not method.startswith("_"):
+                assert own.__doc__, f"{name}.{method}"
+    assert all(field.metadata.get("help") for field in own_fields())
+    rules = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["ruff"]["lint"]
+    assert "D" in rules["select"]
+    assert not {"D", "D1", "D100", "D101", "D102", "D103"} & {*rules["ignore"]}

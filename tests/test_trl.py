@@ -37,9 +37,12 @@ def assert_same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> N
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-@pytest.mark.parametrize(("architecture", "bf16"), [("llama", False), ("gpt_neox", True), ("gpt2", False)])
-def test_sft_trains_the_new_weights_alone(architecture, bf16, byte_tokenizer, tmp_path):
-    base = base_model(architecture)
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "bf16"),
+    [("llama", torch.float32, False), ("gpt_neox", torch.bfloat16, True), ("gpt2", torch.float32, True)],
+)
+def test_sft_trains_the_new_weights_alone(architecture, dtype, bf16, byte_tokenizer, tmp_path):
+    base = base_model(architecture).to(dtype)
     before = {name: weight.clone() for name, weight in base.state_dict().items()}
     trainer = SFTTrainer(
         model=base,
@@ -55,7 +58,7 @@ def test_sft_trains_the_new_weights_alone(architecture, bf16, byte_tokenizer, tm
 
     trainer.save_model(str(tmp_path))
     trained = trainer.model.state_dict()
-    loaded = PeftModel.from_pretrained(base_model(architecture), tmp_path).state_dict()
+    loaded = PeftModel.from_pretrained(base_model(architecture).to(dtype), tmp_path).state_dict()
     assert_same(loaded, trained)
     assert_same(trainer.model.unload().state_dict(), before)
 
