@@ -122,9 +122,10 @@ class ContentSkip(nn.Module):
 
 def bias_free_linear(in_features: int, out_features: int, device: torch.device | None = None) -> nn.Linear:
     """Return a float32 ``nn.Linear`` without bias whose weight is not drawn yet."""
-    return nn.utils.skip_init(
-        nn.Linear, in_features, out_features, bias=False, device=device or "cpu", dtype=torch.float32
-    )
+    linear = nn.Linear(in_features, out_features, bias=False, device="meta")
+    # Set here, where PEFT's low_cpu_mem_usage can put a weight on the meta device in its place.
+    linear.weight = nn.Parameter(torch.empty(out_features, in_features, device=device or "cpu", dtype=torch.float32))
+    return linear
 
 
 def activation_function(name: str) -> Callable[[Tensor], Tensor]:

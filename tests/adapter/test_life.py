@@ -10,7 +10,7 @@ import warnings
 import pytest
 import torch
 from naive import tiny_model
-from peft import LoraConfig, PeftConfig, PeftModel, PeftType, get_peft_model
+from peft import LoraConfig, PeftConfig, PeftModel, PeftType, get_peft_model, inject_adapter_in_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from preproj import PreProjConfig, PreProjModel
@@ -239,6 +239,30 @@ def test_loading_is_silent(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         PeftModel.from_pretrained(tiny_model("llama"), tmp_path)
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "gpt2"])
+def test_loading_with_low_cpu_memory_keeps_every_bit(name, autocast, tmp_path):
+    base = tiny_model(name).bfloat16()
+    model = get_peft_model(base, PreProjConfig(init_weights=False), autocast_adapter_dtype=autocast)
+    model.save_pretrained(tmp_path)
+    logits = model(IDS).logits
+    options = {"low_cpu_mem_usage": True, "autocast_adapter_dtype": autocast}
+    loaded = PeftModel.from_pretrained(tiny_model(name).bfloat16(), tmp_path, **options)
+    loaded.load_adapter(tmp_path, "other", **options)
+    kept = {w.dtype for n, w in loaded.named_parameters() if ".preproj." in n}
+    assert kept == {torch.float32 if autocast else torch.bfloat16}
+    assert torch.equal(loaded(IDS).logits, logits)
+    loaded.set_adapter("other")
+    assert torch.equal(loaded(IDS).logits, logits)
+
+
+def test_injecting_with_low_cpu_memory_takes_no_memory():
+    model = inject_adapter_in_model(PreProjConfig(), tiny_model("llama"), low_cpu_mem_usage=True)
+    ours = {name: weight.device.type for name, weight in model.named_parameters() if ".preproj." in name}
+    assert len(ours) == 6
+    assert set(ours.values()) == {"meta"}
 
 
 def test_import_costs_little_more_than_peft():

@@ -92,6 +92,20 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
         """Return the linear maps an adapter has here, by name: a selection of ``WEIGHTS``."""
         return {what: getattr(self, what)[adapter_name] for what in WEIGHTS if adapter_name in getattr(self, what)}
 
+    def get_base_layer(self) -> nn.Module:
+        """Return the attention module, whose child this layer is."""
+        return self._site.attention
+
+    def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: torch.device | None = None) -> None:
+        """Put weights that PEFT has loaded beside attention's; their dtype is settled by ``_cast_adapter_dtype``."""
+        own = set(self.parameters())
+        places = [p.device for p in self.get_base_layer().parameters() if p not in own and not p.is_meta]
+        if device is None and places:
+            device = places[0]
+        for linear in self.linears(adapter_name).values():
+            if device is not None and not linear.weight.is_meta:
+                linear.to(device)
+
     def remove(self) -> None:
         """Take the hooks off the base model."""
         for hook in [*self._hooks, self._landing_hook]:
