@@ -181,8 +181,8 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
         repeats, rest = divmod(len(hidden_states), len(self.mixed_batch))
         if rest or not repeats:
             raise ValueError(
-                f"adapter_names has {len(self.mixed_batch)} names for a batch of {len(hidden_states)}: give one name "
-                "per sample."
+                "Length of `adapter_names` should be the same as the number of inputs, but got "
+                f"{len(self.mixed_batch)} names for a batch of {len(hidden_states)}: give one name per sample."
             )
         names = [name for name in self.mixed_batch for _ in range(repeats)]
         device = hidden_states.device

@@ -173,7 +173,7 @@ class PreProjModel(BaseTuner):
             yield
             return
         if self.training:
-            raise ValueError("adapter_names does not go with training mode: call eval() first.")
+            raise ValueError("Cannot pass `adapter_names` when the model is in training mode: call eval() first.")
         unknown = sorted(set(names) - {BASE, *self.peft_config})
         if unknown:
             raise ValueError(
