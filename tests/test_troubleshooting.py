@@ -21,7 +21,8 @@ SOURCE = Path(preproj.__file__).parent
 PAGE = (Path(__file__).parent.parent / "docs/troubleshooting.md").read_text("utf-8")
 SHOWN = [line for block in re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 FROM_HOSTS = PAGE.partition("## From PEFT")[2].partition("\n## ")[0]
-SILENT = {"Exit", "NonFiniteLossError", "_DuplicateKeyError", "_FoundSumError"}  # no sentences, or not for users
+# No sentences, or not for users.
+SILENT = {"Exit", "NonFiniteLossError", "_DuplicateKeyError", "FoundSumError", "CrossAttentionError"}
 SPEAKING = {"warnings.warn", "sys.exit"}
 
 

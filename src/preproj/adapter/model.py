@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from peft import PeftConfig
@@ -64,7 +64,7 @@ class PreProjModel(BaseTuner):
             if not isinstance(module, BaseTunerLayer) and self._check_target_module_exists(peft_config, name)
         ]
         if not targets:
-            raise ValueError(f"{_no_match(peft_config)} {name_one_of(model)}")
+            _refuse_no_match(peft_config, name_one_of(model))
         for name, module in targets:
             if hidden_size_of(module) is None:
                 raise ValueError(
@@ -225,18 +225,23 @@ def _tell_names(
     return args, kwargs | {"adapter_names": [name for name in names for _ in range(repeats)]}
 
 
-def _no_match(config: PreProjConfig) -> str:
-    """Say what was asked for, and what may be wrong with it."""
+def _refuse_no_match(config: PreProjConfig, candidates: str) -> NoReturn:
+    """Raise with what was asked for, and with what may be wrong with it."""
     targets = config.target_modules
     if targets == "all-linear":
-        return "target_modules='all-linear' means every linear layer, but preproj acts on whole attention modules."
+        raise ValueError(
+            "target_modules='all-linear' means every linear layer, but preproj acts on whole attention modules. "
+            f"{candidates}"
+        )
     if not targets:
-        return "target_modules is empty: leave it out to adapt every self-attention module."
+        raise ValueError(f"target_modules is empty: leave it out to adapt every self-attention module. {candidates}")
     others = {name: getattr(config, name) for name in ("exclude_modules", "layers_to_transform", "layers_pattern")}
     listed = repr(targets) if isinstance(targets, str) else ", ".join(map(repr, sorted(targets)))
-    asked = f"target_modules {listed}" + "".join(f", {name} {value!r}" for name, value in others.items() if value)
-    hint = f" One string is a regular expression for whole paths: give a list, [{listed}], to match their ends."
-    return f"{asked} match nothing in this model.{hint if isinstance(targets, str) else ''}"
+    asked = listed + "".join(f", {name} {value!r}" for name, value in others.items() if value)
+    hint = f"One string is a regular expression for whole paths: give a list, [{listed}], to match their ends. "
+    raise ValueError(
+        f"target_modules {asked} match nothing in this model. {hint if isinstance(targets, str) else ''}{candidates}"
+    )
 
 
 def _refuse_compiled(model: nn.Module) -> None:
