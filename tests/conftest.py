@@ -1,9 +1,17 @@
-"""Real data: tests marked `data` read the folder named by PREPROJ_DATA, and are deselected where it is not set."""
+"""What all tests share.
+
+Real data: tests marked `data` read the folder named by PREPROJ_DATA, and are deselected where it is not set.
+"""
 
 import os
 from pathlib import Path
 
 import pytest
+from naive import tiny_model
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -19,3 +27,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def data_folder() -> Path:
     """The folder of real text and benchmarks."""
     return Path(os.environ["PREPROJ_DATA"])
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer of bytes, 257 entries, with an end-of-text token and a chat template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(["<|endoftext|>", *alphabet])}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>", chat_template=CHAT)
+
+
+@pytest.fixture(scope="session")
+def tiny_pythia(byte_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that stands for EleutherAI/pythia-160m: tiny, same architecture, with a tokenizer of bytes."""
+    folder = tmp_path_factory.mktemp("pythia")
+    byte_tokenizer.save_pretrained(folder)
+    tiny_model("gpt_neox", vocab_size=257, max_position_embeddings=256).float().save_pretrained(folder)
+    return folder

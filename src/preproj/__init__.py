@@ -6,7 +6,8 @@ Importing this package registers the method with PEFT, so that ``get_peft_model(
 
 from preproj.adapter import PreProjConfig, PreProjModel
 from preproj.adapter.sites import sites
+from preproj.cost import params
 from preproj.modules import ContentSkip, PreProjection
 
 __version__ = "0.1.0"
-__all__ = ["ContentSkip", "PreProjConfig", "PreProjModel", "PreProjection", "__version__", "sites"]
+__all__ = ["ContentSkip", "PreProjConfig", "PreProjModel", "PreProjection", "__version__", "params", "sites"]

@@ -5,25 +5,59 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
+import preproj
 from preproj.probe.errors import RecipeError
-from preproj.probe.recipe import load_recipe
-from preproj.probe.runner import run_probe
-from preproj.report import ReportError, print_table, write_report
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Pre-projection and content skip for transformer attention: measure them on a frozen model.",
+    help="Pre-projection and content skip for transformer attention: count what they cost, measure what they bring.",
 )
 
 
-@app.callback()
-def preproj() -> None:
-    """Keep `probe` a command of its own while it is the only one."""
+@app.callback(invoke_without_command=True)
+def main(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Answer what goes without a command."""
+    if version:
+        typer.echo(f"preproj {preproj.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def params(
+    model: Annotated[str, typer.Argument(help="A model's folder, a Hub name, or smollm2-135m-instruct.")],
+    expansion: Annotated[float, typer.Option(help="Inner width of the pre-projection over the hidden size.")] = 1.25,
+    pre_projection: Annotated[bool, typer.Option("--pre-projection/--no-pre-projection")] = True,
+    content_skip: Annotated[bool, typer.Option("--content-skip/--no-content-skip")] = True,
+    skip_rank: Annotated[int | None, typer.Option(help="Rank of the skip; without it the skip is dense.")] = None,
+    target_modules: Annotated[str | None, typer.Option(help="Names of attention modules, with commas.")] = None,
+    exclude_modules: Annotated[str | None, typer.Option(help="Names of attention modules to leave out.")] = None,
+    layers_to_transform: Annotated[str | None, typer.Option(help="Indices of layers, with commas: 0,1,2.")] = None,
+    tokens: Annotated[int, typer.Option(help="Length of the sequence that FLOPs are a mean over.")] = 1024,
+) -> None:
+    """Print what an adapter adds to MODEL: parameters, FLOPs, memory, and LoRA of the same size. Loads no weights."""
+    from preproj.probe.base import load_config, resolve_base
+
+    _quiet()
+    try:
+        config = preproj.PreProjConfig(
+            expansion=expansion,
+            pre_projection=pre_projection,
+            content_skip=content_skip,
+            skip_rank=skip_rank,
+            target_modules=target_modules.split(",") if target_modules else None,
+            exclude_modules=exclude_modules.split(",") if exclude_modules else None,
+            layers_to_transform=_indices(layers_to_transform),
+        )
+        counted = preproj.params(load_config(resolve_base(model)), config, tokens)
+    except ValueError as error:
+        # The model is an argument here, not a recipe's key.
+        typer.echo(f"preproj: {str(error).removeprefix('model.name: ')}", err=True)
+        raise typer.Exit(2) from error
+    typer.echo(counted)
 
 
 @app.command()
@@ -35,9 +69,14 @@ def probe(
 
     Call it again with the same arguments to continue an interrupted run; finished cells are not run again.
     """
+    from rich.console import Console
+
+    from preproj.probe.recipe import load_recipe
+    from preproj.probe.runner import run_probe
+    from preproj.report import ReportError, print_table, write_report
+
     console = Console()
-    transformers_logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    _quiet()
     try:
         loaded = load_recipe(recipe)
         run = out or Path("runs") / loaded.name
@@ -56,3 +95,16 @@ def probe(
     console.print(f"Report: {report}", soft_wrap=True)
     if not finished:
         raise typer.Exit(1)
+
+
+def _quiet() -> None:
+    transformers_logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+
+
+def _indices(text: str | None) -> list[int] | None:
+    """Read ``0,1,2``."""
+    try:
+        return [int(part) for part in text.split(",")] if text else None
+    except ValueError as error:
+        raise ValueError(f"--layers-to-transform is {text!r}: expected layer indices with commas, 0,1,2.") from error

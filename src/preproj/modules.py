@@ -60,7 +60,7 @@ def add_content_skip(attn_out: Tensor, x_tilde: Tensor, *skip: nn.Module, multip
         added = linear(added)
     if multiplier != 1.0:
         added = added / multiplier
-    return attn_out + added.to(attn_out.dtype)
+    return attn_out + added.to(attn_out.device, attn_out.dtype)
 
 
 class PreProjection(nn.Module):
@@ -121,10 +121,14 @@ class ContentSkip(nn.Module):
 
 
 def bias_free_linear(in_features: int, out_features: int, device: torch.device | None = None) -> nn.Linear:
-    """Return a float32 ``nn.Linear`` without bias whose weight is not drawn yet."""
-    return nn.utils.skip_init(
-        nn.Linear, in_features, out_features, bias=False, device=device or "cpu", dtype=torch.float32
-    )
+    """Return a float32 ``nn.Linear`` without bias whose weight is not drawn yet.
+
+    Its weight stays on the meta device inside accelerate's ``init_empty_weights``, which watches parameters being
+    registered.
+    """
+    linear = nn.Linear(in_features, out_features, bias=False, device="meta", dtype=torch.float32)
+    linear.weight = nn.Parameter(torch.empty_like(linear.weight, device=device or "cpu"))
+    return linear
 
 
 def activation_function(name: str) -> Callable[[Tensor], Tensor]:

@@ -1,4 +1,4 @@
-"""Every causal language model of the installed transformers: exact, or refused with a reason.
+"""Every language and image model of the installed transformers: exact, or refused with a reason.
 
 python tests/adapter/sweep.py            # writes docs/architectures.md
 python tests/adapter/sweep.py llama t5   # prints single outcomes
@@ -16,23 +16,27 @@ import peft
 import torch
 import transformers
 from checks import (
-    IDS,
+    Inputs,
     cache_bytes,
     check_blocks,
     check_checkpointing,
+    check_cross_attention,
     check_generation,
     check_gradients,
     check_start,
     check_static_cache,
+    loss,
+    run,
     shake,
 )
-from peft import get_peft_model
+from families import FAMILIES, Family
+from peft import PeftModel, get_peft_model
 from tiny import tiny_of
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import PreTrainedModel
 
 import preproj
 
-MODEL_TYPES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+VERDICTS = ("exact", "refused", "not built", "wrong")
 
 
 @dataclass
@@ -54,10 +58,10 @@ class Outcome:
     host: list[str] = field(default_factory=list)
 
 
-def examine(model_type: str) -> Outcome:
+def examine(family: Family, model_type: str) -> Outcome:
     """Builds a type, adapts it and runs every check."""
     try:
-        base, expected = _build(model_type)
+        base, inputs, expected = _build(family, model_type)
     except Exception as error:  # whatever keeps a host from a forward, says its own sentence
         return Outcome(model_type, "not built", said=_sentence(error))
     untouched = copy.deepcopy(base)
@@ -65,54 +69,96 @@ def examine(model_type: str) -> Outcome:
         kinds = sorted({site.kind for site in preproj.sites(base)})
     except ValueError as error:
         return Outcome(model_type, "refused", said=str(error).split(" Name the")[0])
+    if idle := _idle(untouched, inputs):
+        return Outcome(
+            model_type, "not built", said=f"ValueError: the host's own {idle[0]} has no effect on its output"
+        )
     outcome = Outcome(model_type, "exact", kinds)
     model = get_peft_model(base, preproj.PreProjConfig(skip_init_std=0))
     try:
-        check_start(model, expected)
-        check_gradients(model)
-        check_blocks(model)
+        check_start(model, inputs, expected)
+        check_gradients(model, inputs)
+        check_blocks(model, inputs)
     except Exception as error:
         outcome.verdict, outcome.said = "wrong", _sentence(error)
         return outcome
+    if family.generates:
+        _check_caches(outcome, model, untouched, inputs)
+    _check_training(outcome, model, untouched, inputs)  # last, because hosts do not undo all of checkpointing
+    return outcome
+
+
+def _idle(untouched: PreTrainedModel, inputs: Inputs) -> list[str]:
+    """Lists attention modules that do nothing, for example because their CUDA kernel is missing."""
+    loss(untouched, inputs).backward()
+    idle = [
+        site.name
+        for site in preproj.sites(untouched)
+        if not any(p.grad is not None and p.grad.count_nonzero() for p in site.attention.parameters())
+    ]
+    untouched.zero_grad()
+    return idle
+
+
+def _check_training(outcome: Outcome, model: PeftModel, untouched: PreTrainedModel, inputs: Inputs) -> None:
+    untouched.requires_grad_(False)
+    for site in preproj.sites(untouched):
+        site.attention.requires_grad_(True)  # all that trains, as under an adapter
     ours = lambda m: [p for n, p in m.named_parameters() if ".preproj." in n]  # noqa: E731
-    untouched.get_input_embeddings().requires_grad_(False)  # as under an adapter
     theirs = lambda m: [p for p in m.parameters() if p.grad is not None]  # noqa: E731
-    _both(outcome, "cache", lambda: _same_cache(model, untouched), lambda: cache_bytes(untouched))
     _both(
         outcome,
         "gradient checkpointing",
-        lambda: check_checkpointing(model, ours),
-        lambda: check_checkpointing(untouched, theirs),
+        lambda: check_checkpointing(model, inputs, ours),
+        lambda: check_checkpointing(untouched, inputs, theirs),
     )
+
+
+def _check_caches(outcome: Outcome, model: PeftModel, untouched: PreTrainedModel, inputs: Inputs) -> None:
+    _both(
+        outcome,
+        "cache",
+        lambda: _same_cache(model, untouched, inputs),
+        lambda: cache_bytes(untouched, inputs),
+    )
+    if "decoder_input_ids" in inputs:
+        _both(
+            outcome,
+            "cross-attention",
+            lambda: check_cross_attention(model, untouched, inputs),
+            lambda: cache_bytes(untouched, inputs),
+        )
+    dtype = untouched.dtype
     model.float(), untouched.float()  # masks of float64 overflow where a host takes its softmax in float32
     _both(outcome, "cached generation", lambda: check_generation(model), lambda: check_generation(untouched))
     _both(outcome, "static cache", lambda: check_static_cache(model), lambda: check_static_cache(untouched))
-    return outcome
+    model.to(dtype), untouched.to(dtype)
 
 
 def _sentence(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
-def _build(model_type: str) -> tuple[transformers.PreTrainedModel, torch.Tensor]:
+def _build(family: Family, model_type: str) -> tuple[PreTrainedModel, Inputs, torch.Tensor]:
     """Builds a type in float64 where the host can, else in float32."""
     for dtype in (torch.float64, torch.float32):
         try:
-            base = tiny_of(model_type, dtype)
+            base = tiny_of(model_type, dtype, family.auto[model_type], family.small)
             shake(base)
             base.requires_grad_(False)  # as under an adapter: torch chooses kernels by it
-            expected = base(input_ids=IDS, use_cache=False).logits
+            inputs = family.inputs(model_type, base)
+            expected = run(base, inputs)
             if not expected.isfinite().all():
-                raise ValueError("the host's own logits are not finite")
-            return base.requires_grad_(True), expected
+                raise ValueError("the host's own output is not finite")
+            return base.requires_grad_(True), inputs, expected
         except RuntimeError:
             if dtype == torch.float32:
                 raise
     raise AssertionError
 
 
-def _same_cache(model: torch.nn.Module, untouched: torch.nn.Module) -> None:
-    assert cache_bytes(model) == cache_bytes(untouched), "the cache differs"
+def _same_cache(model: PeftModel, untouched: PreTrainedModel, inputs: Inputs) -> None:
+    assert cache_bytes(model, inputs) == cache_bytes(untouched, inputs), "the cache differs"
 
 
 def _both(outcome: Outcome, what: str, check: Callable[[], object], host_check: Callable[[], object]) -> None:
@@ -128,23 +174,33 @@ def _both(outcome: Outcome, what: str, check: Callable[[], object], host_check: 
         outcome.verdict, outcome.said = "wrong", f"{what}: {_sentence(error)}"
 
 
-def page(outcomes: list[Outcome]) -> str:
-    """Writes the outcomes as the Markdown of docs/architectures.md."""
-    counts = Counter(outcome.verdict for outcome in outcomes)
+def page(outcomes: dict[str, list[Outcome]]) -> str:
+    """Writes the outcomes of each family as the Markdown of docs/architectures.md."""
     head = f"""# Architectures
 
 Written by `python tests/adapter/sweep.py` with transformers {transformers.__version__}, torch {torch.__version__}, peft
-{peft.__version__}; the slow test `tests/adapter/test_sweep.py` holds it to the code.
+{peft.__version__}; the slow tests `tests/adapter/test_sweep.py` hold it to the code.
 
-Of {len(outcomes)} causal language models, each built tiny and random in float64 (float32 where the host cannot),
-**{counts["exact"]} are exact**, {counts["refused"]} are refused with a sentence, {counts["not built"]} could not be
-built or run without preproj, and {counts["wrong"]} are wrong. What exact means, and the kinds, stand in
-[method.md](method.md). "Host" names checks that the model fails without an adapter too, so that they say nothing here.
+Each type is built tiny and random in float64 (float32 where the host cannot). What exact means, and the kinds, stand in
+[method.md](method.md). "Not built" types could not be built or run without preproj. "Host" names checks that the model
+fails without an adapter too, so that they say nothing here.
 
-| type | outcome | kind, or reason |
-|---|---|---|
+| | types | exact | refused | not built | wrong |
+|---|---|---|---|---|---|
 """
-    return head + "".join(f"| `{o.model_type}` | {o.verdict} | {_told(o)} |\n" for o in outcomes)
+    totals = [f"| [{title}](#{title.replace(' ', '-')}) {_counts(found)}\n" for title, found in outcomes.items()]
+    return head + "".join(totals) + "".join(f"\n{table(title, found)}" for title, found in outcomes.items())
+
+
+def _counts(outcomes: list[Outcome]) -> str:
+    counts = Counter(outcome.verdict for outcome in outcomes)
+    return f"| {len(outcomes)} | " + " | ".join(str(counts[verdict]) for verdict in VERDICTS) + " |"
+
+
+def table(title: str, outcomes: list[Outcome]) -> str:
+    """Writes the outcomes of one family."""
+    rows = "".join(f"| `{o.model_type}` | {o.verdict} | {_told(o)} |\n" for o in outcomes)
+    return f"## {title.capitalize()}\n\n| type | outcome | kind, or reason |\n|---|---|---|\n{rows}"
 
 
 def _told(outcome: Outcome) -> str:
@@ -155,9 +211,12 @@ def _told(outcome: Outcome) -> str:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    outcomes = []
-    for one in sys.argv[1:] or MODEL_TYPES:
-        outcomes.append(examine(one))
-        print(outcomes[-1], flush=True)
+    outcomes = {}
+    for family in FAMILIES:
+        outcomes[family.title] = []
+        for one in family.auto:
+            if one in sys.argv[1:] or len(sys.argv) == 1:
+                outcomes[family.title].append(examine(family, one))
+                print(family.title, outcomes[family.title][-1], flush=True)
     if len(sys.argv) == 1:
         (Path(__file__).parents[2] / "docs/architectures.md").write_text(page(outcomes), "utf-8")

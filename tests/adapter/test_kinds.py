@@ -2,11 +2,12 @@
 
 import copy
 import inspect
+import re
 from typing import Any
 
 import pytest
 import torch
-from checks import IDS, shake
+from checks import IDS, TEXT, shake
 from peft import get_peft_model
 from tiny import tiny_of
 from torch import Tensor, nn
@@ -108,8 +109,58 @@ def t5(b: nn.Module, new: New, x: Tensor, **k: Any) -> Tensor:
 
 def vit(b: nn.Module, new: New, x: Tensor, **k: Any) -> Tensor:
     xt, skip = new(b.layernorm_before(x))
-    h = x + b.attention(xt, **k)[0] + skip
-    return h + b.mlp(b.layernorm_after(h))
+    h = x + first(b.attention(xt, **k)) + skip
+    return h + mlp_of(b)(b.layernorm_after(h))
+
+
+def first(output: Any) -> Tensor:
+    return output[0] if isinstance(output, tuple) else output
+
+
+def mlp_of(b: nn.Module) -> Any:
+    """The feed-forward of a vision block, which older versions of transformers keep in two modules."""
+    return b.mlp if hasattr(b, "mlp") else lambda x: b.output.dense(b.intermediate(x))
+
+
+def beit(b: nn.Module, new: New, x: Tensor, **k: Any) -> Tensor:
+    xt, skip = new(b.layernorm_before(x))
+    h = x + b.lambda_1 * first(b.attention(xt)) + skip
+    return h + b.lambda_2 * mlp_of(b)(b.layernorm_after(h))
+
+
+def data2vec_vision(b: nn.Module, new: New, x: Tensor, **k: Any) -> Tensor:
+    xt, skip = new(b.layernorm_before(x))
+    h = x + b.lambda_1 * b.attention.output.dense(b.attention.attention(xt)[0]) + skip
+    return h + b.lambda_2 * b.output(b.intermediate(b.layernorm_after(h)))
+
+
+def dinov2(b: nn.Module, new: New, x: Tensor, **k: Any) -> Tensor:
+    xt, skip = new(b.norm1(x))
+    h = x + b.layer_scale1(first(b.attention(xt))) + skip
+    return h + b.layer_scale2(b.mlp(b.norm2(h)))
+
+
+def swin(b: nn.Module, new: New, x: Tensor, input_dimensions: tuple[int, int], **k: Any) -> Tensor:
+    b.set_shift_and_window_size(input_dimensions)
+    (n, _, c), (h, w), s, shift = x.shape, input_dimensions, b.window_size, b.shift_size
+    xt, skip = new(b.layernorm_before(x))
+    grid = xt.view(n, h, w, c).roll((-shift, -shift), (1, 2))
+    windows = [grid[i, y : y + s, z : z + s] for i in range(n) for y in range(0, h, s) for z in range(0, w, s)]
+    out = b.attention(torch.stack(windows).view(-1, s * s, c), b.get_attn_mask(h, w, x.dtype, x.device))[0]
+    attended = torch.empty_like(grid)
+    places = [(i, y, z) for i in range(n) for y in range(0, h, s) for z in range(0, w, s)]
+    for (i, y, z), window in zip(places, out, strict=True):
+        attended[i, y : y + s, z : z + s] = window.view(s, s, c)
+    y = x + attended.roll((shift, shift), (1, 2)).view(n, h * w, c) + skip
+    return y + mlp_of(b)(b.layernorm_after(y))
+
+
+def deberta(b: nn.Module, new: New, x: Tensor, attention_mask: Tensor, rel_embeddings: Tensor, **k: Any) -> Tensor:
+    xt, skip = new(x)
+    inner = b.attention
+    mixed = inner.self(xt, attention_mask, rel_embeddings=rel_embeddings)[0]
+    h = inner.output.LayerNorm(x + inner.output.dense(mixed) + skip)
+    return b.output(b.intermediate(h), h)
 
 
 def ctrl(b: nn.Module, new: New, x: Tensor, **k: Any) -> Tensor:
@@ -127,7 +178,12 @@ HOSTS = {
     "bert encoder": (bert, {"auto": AutoModel, **ENCODER}), "roberta encoder": (bert, {"auto": AutoModel, **ENCODER}),
     "t5 both": (t5, {"auto": AutoModelForSeq2SeqLM, **ENCODER}),
     "bart both": (bart, {"auto": AutoModelForSeq2SeqLM, **ENCODER}),
+    "deberta encoder": (deberta, {"auto": AutoModel, "relative_attention": True, **ENCODER}),
     "vit encoder": (vit, {"auto": AutoModel, **SMALL_VIT}),
+    "beit encoder": (beit, {"auto": AutoModel, **SMALL_VIT, "layer_scale_init_value": 0.5}),
+    "data2vec-vision encoder": (data2vec_vision, {"auto": AutoModel, **SMALL_VIT, "layer_scale_init_value": 0.5}),
+    "dinov2 encoder": (dinov2, {"auto": AutoModel, **SMALL_VIT}),
+    "swin encoder": (swin, {"auto": AutoModel, "image_size": 32}),
 }  # fmt: skip
 
 
@@ -140,12 +196,12 @@ def test_block_equals_the_hand_computation(host):
     model = get_peft_model(base, PreProjConfig())
     for _, _, layer in adapted_sites(model):
         shake(layer)
-    inputs = {"pixel_values": PIXELS} if host.startswith("vit") else {"input_ids": IDS, "use_cache": False}
+    inputs = {"pixel_values": PIXELS} if base.main_input_name == "pixel_values" else TEXT
     if host.endswith("both"):
-        inputs["decoder_input_ids"] = IDS[:, :5]
+        inputs = inputs | {"decoder_input_ids": IDS[:, :5]}
     done = 0
     for name, _, layer in adapted_sites(model):
-        path = name.rsplit(".", 2)[0] if hand is bert else name.rpartition(".")[0]
+        (path,) = re.findall(r"^(.*\.\d+)\.", name)
         got: list[Any] = []
         block = base.get_submodule(path)
         hooks = (

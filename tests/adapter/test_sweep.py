@@ -1,41 +1,60 @@
 """The sweep over architectures: a sample of kinds in the fast suite, every type in the slow one."""
 
-from collections import Counter
+import re
 from pathlib import Path
 
 import pytest
-from sweep import MODEL_TYPES, examine, page
+from families import FAMILIES
+from sweep import examine, table
 
-SAMPLE = (
-    "llama", "gpt2", "gpt_neox", "cohere", "falcon", "gemma2", "olmo2", "glm4", "granite", "minicpm3", "bloom", "bert",
-    "bart", "opt", "mpt", "qwen3_next", "jamba", "deepseek_v3", "gpt_oss", "longcat_flash",
-)  # fmt: skip
+ROOT = Path(__file__).parents[2]
+CAUSAL, MASKED, TWO_TEXTS, IMAGES = FAMILIES
+SAMPLE = [
+    *((CAUSAL, model_type) for model_type in (
+        "llama", "gpt2", "gpt_neox", "cohere", "falcon", "gemma2", "olmo2", "glm4", "granite", "minicpm3", "bloom",
+        "bert", "bart", "opt", "mpt", "qwen3_next", "jamba", "deepseek_v3", "gpt_oss", "longcat_flash",
+    )),
+    *((MASKED, model_type) for model_type in ("roberta", "albert", "deberta", "modernbert")),
+    *((TWO_TEXTS, model_type) for model_type in ("t5", "bart")),
+    *((IMAGES, model_type) for model_type in ("vit", "beit", "swin", "data2vec-vision")),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("model_type", SAMPLE)
-def test_sample_of_kinds_is_exact(model_type):
-    outcome = examine(model_type)
+@pytest.mark.parametrize(("family", "model_type"), SAMPLE, ids=[f"{f.title}-{name}" for f, name in SAMPLE])
+def test_sample_of_kinds_is_exact(family, model_type):
+    outcome = examine(family, model_type)
     assert (outcome.verdict, outcome.said) == ("exact", "")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_every_type_is_exact_or_refused_and_the_page_says_so():
-    outcomes = [examine(model_type) for model_type in MODEL_TYPES]
+@pytest.mark.parametrize("family", FAMILIES, ids=[family.title for family in FAMILIES])
+def test_every_type_is_exact_or_refused_and_the_page_says_so(family):
+    outcomes = [examine(family, model_type) for model_type in family.auto]
     assert [o for o in outcomes if o.verdict == "wrong"] == []
-    assert Counter(o.verdict for o in outcomes)["exact"] >= 150
-    written = (Path(__file__).parents[2] / "docs/architectures.md").read_text("utf-8")
-    assert page(outcomes).partition("| type |")[2] == written.partition("| type |")[2]
+    assert table(family.title, outcomes) in (ROOT / "docs/architectures.md").read_text("utf-8")
 
 
-def test_counts_in_the_documents_are_those_of_the_table():
-    root = Path(__file__).parents[2]
-    written = (root / "docs/architectures.md").read_text("utf-8")
-    counts = Counter(line.split(" | ")[1] for line in written.splitlines() if line.startswith("| `"))
+def test_enough_causal_language_models_are_exact():
+    assert counts_of(CAUSAL.title)["exact"] >= 150
+
+
+def counts_of(title: str) -> dict[str, int]:
+    """Counts the verdicts in the rows of one family's table."""
+    page = (ROOT / "docs/architectures.md").read_text("utf-8")
+    rows = re.search(rf"^## {title.capitalize()}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL).group(1)
+    verdicts = [line.split(" | ")[1] for line in rows.splitlines() if line.startswith("| `")]
+    return {verdict: verdicts.count(verdict) for verdict in ("exact", "refused", "not built", "wrong")} | {
+        "types": len(verdicts)
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=[family.title for family in FAMILIES])
+def test_counts_in_the_documents_are_those_of_the_tables(family):
+    counts = counts_of(family.title)
     assert counts["wrong"] == 0
-    assert written.count("\n| `") == sum(counts.values())
-    sentence = (
-        f"Of the {sum(counts.values())} causal language models in transformers 5.23, {counts['exact']} are exact, "
-        f"{counts['refused']} are refused with a sentence, {counts['not built']} could not be built"
-    )
-    assert sentence in " ".join((root / "README.md").read_text("utf-8").split())
+    page = " ".join((ROOT / "docs/architectures.md").read_text("utf-8").split())
+    row = [counts[name] for name in ("types", "exact", "refused", "not built", "wrong")]
+    assert f"(#{family.title.replace(' ', '-')}) | {' | '.join(map(str, row))} |" in page
+    sentence = f"{counts['exact']} of {counts['types']} {family.title}"
+    assert sentence in " ".join((ROOT / "README.md").read_text("utf-8").split())

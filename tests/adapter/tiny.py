@@ -32,10 +32,18 @@ SMALL: dict[str, Any] = {
     "attn_pdrop": 0.0, "dropout": 0.0, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
     "activation_dropout": 0.0, "resid_dropout": 0.0, "embed_dropout": 0.0,
     "residual_dropout": 0.0, "dropout_rate": 0.0, "layerdrop": 0.0,
-    "is_decoder": True, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+
+# For models of images besides; where a type has one of them for each stage, each stage gets it.
+IMAGE: dict[str, Any] = {
+    "image_size": 32, "patch_size": 8, "embed_dim": 32, "depths": 2, "depth": 2, "drop_path_rate": 0.0,
+    "layer_scale_init_value": 0.5,
 }  # fmt: skip
 
 # What a type needs besides.
+SWIN = {"patch_size": 4, "window_size": 4, "depths": [2, 2], "num_heads": [2, 4]}
 QWEN = {
     "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
@@ -56,6 +64,21 @@ BESIDES: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"num_hidden_layers": 6, "linear_head_dim": 8, "linear_num_heads": 4, "num_expert_group": 1},
     "bamba": {"mamba_n_heads": 4, "mamba_d_head": 16, "num_hidden_layers": 3, "attn_layer_indices": [1]},
     "bart": {"activation_dropout": 0.0},
+    "donut-swin": SWIN,
+    "maskformer-swin": SWIN,
+    "swin": SWIN,
+    "swinv2": SWIN,
+    "convnext": {"patch_size": 4},
+    "convnextv2": {"patch_size": 4},
+    "levit": {"drop_path_rate": 0},
+    "cvt": {"depth": [1, 2, 3]},
+    "mobilevitv2": {"patch_size": 1},
+    "musicflamingo": {"audio_config": {"model_type": "audioflamingo3_encoder"}},
+    "nemo_speechlm": {"head_config": {"audio_hidden_size": 32}},
+    "vitpose_backbone": {"part_features": 8},
+    "shieldgemma2": {"yes_token_index": 5, "no_token_index": 6},
+    "esmc": {"num_key_value_heads": 4},
+    "lw_detr_vit": {"num_windows": 4},
     "codegen": {"rotary_dim": 4},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
     "dbrx": {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8.0, "kv_n_heads": 2}},
@@ -65,6 +88,7 @@ BESIDES: dict[str, dict[str, Any]] = {
     "gemma3n": {"text_config": GEMMA3N},
     "gemma3n_text": GEMMA3N,
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0}},
+    "encoder-decoder": {"decoder": {"is_decoder": True, "add_cross_attention": True}},
     "gptj": {"rotary_dim": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granite": {"residual_multiplier": 0.3},
@@ -102,24 +126,32 @@ BESIDES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def tiny_config(model_type: str, **besides: Any) -> PreTrainedConfig:
+def tiny_config(model_type: str, small: dict[str, Any] = SMALL, **besides: Any) -> PreTrainedConfig:
     """Builds a small configuration of a type, with the sub-configurations it has."""
     cls = CONFIG_MAPPING[model_type]
-    return cls(**_values(cls, BESIDES.get(model_type, {}) | besides))
+    return cls(**_values(cls, small, BESIDES.get(model_type, {}) | besides))
 
 
-def _values(cls: type[PreTrainedConfig], besides: dict[str, Any]) -> dict[str, Any]:
+def _values(cls: type[PreTrainedConfig], small: dict[str, Any], besides: dict[str, Any]) -> dict[str, Any]:
     known = cls()
     compressed = hasattr(known, "qk_rope_head_dim")  # one latent serves all heads, whose width is the sum of two
     aliases = {*cls.attribute_map, *(["head_dim"] if compressed else [])}
-    values = {name: value for name, value in SMALL.items() if name not in aliases and _settable(known, name)}
+    values = {
+        name: _for_each_stage(value, vars(known)[name])
+        for name, value in small.items()
+        if name not in aliases and _settable(known, name)
+    }
     if compressed and "num_key_value_heads" in values:
         values["num_key_value_heads"] = values["num_attention_heads"]
     for name in cls.sub_configs:
         inner = getattr(known, name, None)
         if isinstance(inner, PreTrainedConfig):
-            values[name] = _values(type(inner), besides.get(name, {}))
+            values[name] = _values(type(inner), small, besides.get(name, {}))
     return {**values, **{name: value for name, value in besides.items() if name not in cls.sub_configs}}
+
+
+def _for_each_stage(value: Any, default: Any) -> Any:
+    return [value] * len(default) if isinstance(default, list | tuple) else value
 
 
 def _settable(config: PreTrainedConfig, name: str) -> bool:
@@ -130,10 +162,15 @@ def _settable(config: PreTrainedConfig, name: str) -> bool:
 
 
 def tiny_of(
-    model_type: str, dtype: torch.dtype = torch.float64, auto: Any = AutoModelForCausalLM, **besides: Any
+    model_type: str,
+    dtype: torch.dtype = torch.float64,
+    auto: Any = AutoModelForCausalLM,
+    small: dict[str, Any] | None = None,
+    **besides: Any,
 ) -> PreTrainedModel:
     """Builds a tiny random model of a type, in eval mode and with eager attention; the random state is left alone."""
-    config = tiny_config(model_type, **besides)
+    config = tiny_config(model_type, small or SMALL | {"is_decoder": auto is AutoModelForCausalLM}, **besides)
+    config.architectures = config.architectures or []  # else types with several classes cannot be built
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = auto.from_config(config, attn_implementation="eager", experts_implementation="eager")

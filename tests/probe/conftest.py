@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 from preproj.probe.corpus import Corpus
 from preproj.probe.python_docs import python_docs
+from preproj.probe.recipe import METHODS
 
 
 @pytest.fixture(scope="session")
@@ -79,7 +80,7 @@ def tiny_recipe(tiny_base: Path, text_files: dict[str, str]) -> dict:
             "tokens": 1280,
             "block_size": 32,
             "batch_size": 2,
-            "learning_rate": dict.fromkeys(("pre", "skip", "pre+skip", "lora", "lora-qkv"), 3e-3),
+            "learning_rate": {method: 3e-3 for method in METHODS if method != "none"},
             "save_steps": 4,
         },
         "evaluation": {"context": 32, "stride": 16, "document_tokens": 64, "documents": 8, "passages": 8},

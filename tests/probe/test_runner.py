@@ -16,11 +16,12 @@ from click.testing import Result
 from peft import __version__ as peft_version
 from safetensors.torch import load_file
 from torch import __version__ as torch_version
-from transformers import AutoModelForCausalLM, MambaConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, CTRLConfig, MambaConfig, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from preproj.cli import app
 from preproj.probe.files import read_json, read_jsonl
+from preproj.probe.summary import write_summary
 
 
 def preproj(*arguments: object, **options) -> subprocess.CompletedProcess:
@@ -188,6 +189,51 @@ def test_any_state_a_kill_can_leave_is_completed_to_the_same_result(finished, re
         path = Path("cells/pre+skip/seed0") / name
         assert (run / path).read_bytes() == (whole / path).read_bytes(), name
     assert {p.relative_to(run) for p in run.rglob("*")} == {p.relative_to(whole) for p in whole.rglob("*")}
+
+
+def test_a_pair_of_adapters_is_trained_resumed_saved_measured_and_marked(recipe, write_recipe, tmp_path):
+    recipe["methods"] = ["none", "pre+skip+lora"]
+    run, cell = tmp_path / "run", tmp_path / "run/cells/pre+skip+lora/seed0"
+    done = preproj("probe", write_recipe(recipe), "--out", run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    weights = [load_file(cell / name / "adapter_model.safetensors") for name in ("adapter", "adapter/beside")]
+    metrics = read_json(cell / "metrics.json")
+    assert metrics["trainable_parameters"] == sum(w.numel() for part in weights for w in part.values())
+    assert min(part.abs().max() for name, part in weights[1].items() if "lora_B" in name) > 0
+    assert metrics["adapter"]["beside"]["type"] == "LORA"
+    assert len(metrics["layers"]) == 2
+    assert any("over budget" in note for note in metrics["notes"])
+    assert "over budget" in (run / "report.md").read_text("utf-8")
+    # A kill between training and scoring: both adapters come back from their folders.
+    (cell / "metrics.json").unlink()
+    assert in_process("probe", write_recipe(recipe), "--out", run).exit_code == 0
+    assert read_json(cell / "metrics.json")["perplexity"] == metrics["perplexity"]
+
+
+def test_a_method_that_does_not_fit_the_model_is_refused_before_anything_is_written(
+    recipe, write_recipe, tmp_path, tiny_base
+):
+    folder = tmp_path / "ctrl"
+    config = CTRLConfig(n_embd=16, dff=16, n_layer=1, n_head=2, vocab_size=384, n_positions=128)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    PreTrainedTokenizerFast.from_pretrained(tiny_base).save_pretrained(folder)
+    recipe["model"]["name"], recipe["methods"] = str(folder), ["none", "lora-qkv"]
+    done = in_process("probe", write_recipe(recipe), "--out", tmp_path / "run")
+    assert done.exit_code == 2, done.stderr
+    assert "preproj does not know their names in this model" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_summary_is_written_once_a_cell(recipe, write_recipe, tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(
+        "preproj.probe.runner.write_summary", lambda *args: written.append(write_summary(*args)) or written[-1]
+    )
+    recipe |= {"methods": ["none", "skip"]}
+    for count in (2, 3):  # and once where no cell is left
+        assert in_process("probe", write_recipe(recipe), "--out", tmp_path / "run").exit_code == 0
+        assert len(written) == count
+    assert [[row["status"] for row in rows] for rows in written[:2]] == [["finished", "missing"], ["finished"] * 2]
 
 
 def test_a_loss_that_is_not_finite_fails_its_cell_alone(recipe, write_recipe, tmp_path):

@@ -17,11 +17,12 @@ from preproj.probe.training import NonFiniteLossError, block_order, pack, train
 
 BLOCKS = np.random.default_rng(0).integers(0, 64, size=(20, 16))
 SETTINGS = Training(tokens=16 * 2 * 12, block_size=16, batch_size=2, learning_rate={"pre+skip": 1e-2}, save_steps=4)
+ALL_THREE = "pre+skip+lora"
 
 
 def run(folder: Path, method: str = "pre+skip", rate: float = 1e-2, seed: int = 0, on_step=lambda step: None, **kwargs):
     attached = attach(tiny_model("llama").float(), method, seed)
-    trained = train(attached.model, BLOCKS, kwargs.get("settings", SETTINGS), rate, seed, folder, on_step)
+    trained = train(attached, BLOCKS, kwargs.get("settings", SETTINGS), rate, seed, folder, on_step)
     return attached.model, trained
 
 
@@ -43,7 +44,7 @@ def test_block_order_is_whole_shuffled_passes():
 
 
 def test_every_method_sees_the_same_tokens_in_the_same_order(tmp_path):
-    hashes = {m: run(tmp_path / m, m)[1].token_order_sha256 for m in ("pre", "pre+skip", "lora")}
+    hashes = {m: run(tmp_path / m, m)[1].token_order_sha256 for m in ("pre", "pre+skip", "lora", "pre+lora")}
     assert len(set(hashes.values())) == 1
     assert run(tmp_path / "other", seed=1)[1].token_order_sha256 not in hashes.values()
 
@@ -54,7 +55,7 @@ def test_the_model_really_gets_those_tokens(tmp_path, monkeypatch):
     attached.model.get_base_model().model.register_forward_pre_hook(
         lambda m, a, k: seen.append(k["input_ids"].clone()), with_kwargs=True
     )
-    train(attached.model, BLOCKS, SETTINGS, 1e-3, 0, tmp_path, lambda step: None)
+    train(attached, BLOCKS, SETTINGS, 1e-3, 0, tmp_path, lambda step: None)
     assert torch.equal(torch.cat(seen), torch.as_tensor(BLOCKS[block_order(20, 24, 0)]))
 
 
@@ -102,12 +103,15 @@ def stop_at(step: int):
     return on_step
 
 
-@pytest.mark.parametrize("step", [1, 4, 6, 11])
-def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path, step):
-    whole, _ = run(tmp_path / "whole")
+@pytest.mark.parametrize(
+    ("step", "method"), [*((step, "pre+skip") for step in (1, 4, 6, 11)), (6, "lora"), (6, "pre+lora"), (6, ALL_THREE)]
+)
+def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path, step, method):
+    whole, _ = run(tmp_path / "whole", method)
     with pytest.raises(Killed):
-        run(tmp_path / "cut", on_step=stop_at(step))
-    resumed, trained = run(tmp_path / "cut")
+        run(tmp_path / "cut", method, on_step=stop_at(step))
+    resumed, trained = run(tmp_path / "cut", method)
+    assert len(new_weights(resumed)) == attach(tiny_model("llama"), method, 0).trainable_parameters
     assert torch.equal(new_weights(resumed), new_weights(whole))
     logs = [read_jsonl(tmp_path / name / "training.jsonl") for name in ("whole", "cut")]
     assert logs[0] == logs[1]

@@ -2,10 +2,13 @@
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from peft import PeftConfig
 from peft.utils.other import get_pattern_key
 
+from preproj.adapter.card import complete_card
 from preproj.adapter.register import peft_type
 from preproj.modules import ACTIVATIONS, activation_function
 
@@ -95,6 +98,18 @@ class PreProjConfig(PeftConfig):
         activation_function(self.activation)
         if not _is_whole(self.init_seed):
             raise ValueError(f"init_seed is {self.init_seed!r}: expected a whole number.")
+
+    def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
+        """Write ``adapter_config.json``, and into a model card that PEFT has put beside it how to load the adapter.
+
+        Args:
+            save_directory: the folder.
+            **kwargs: as in PEFT.
+        """
+        super().save_pretrained(save_directory, **kwargs)
+        card_file = Path(save_directory) / "README.md"
+        if card_file.exists():
+            complete_card(card_file)
 
     def _check_switches(self) -> None:
         for name in ("pre_projection", "content_skip", "init_weights"):

@@ -7,6 +7,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from preproj.adapter.config import PreProjConfig, inner_size
+from preproj.adapter.devices import compute_device, execution_device
 from preproj.adapter.sites import Site
 from preproj.initial import WEIGHTS, draw_initial_weight
 from preproj.modules import (
@@ -48,23 +49,32 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
         self.in_features, self.out_features = site.width, site.out_width
         self.name = site.name
         self.mixed_batch: list[str] | None = None
-        self._site = site
-        # One x̃ (None while disabled) for each call of attention whose branch has not ended; calls may nest.
-        self._x_tildes: list[Tensor | None] = []
+        self.site = site
+        # One x̃ (None while disabled) for each call of attention whose branch has not ended; calls may nest. With it
+        # x̂, where it is the residual too.
+        self._x_tildes: list[tuple[Tensor, Tensor | None] | None] = []
         self._hooks = [site.attention.register_forward_pre_hook(self._enter_attention, with_kwargs=True)]
         if site.landing_module is not site.attention:
             self._hooks.append(site.attention.register_forward_hook(self._forget_after_error, always_call=True))
         self._land_on(site.landing_module)
 
-    def update_layer(self, adapter_name: str, config: PreProjConfig, device: torch.device) -> None:
-        """Add one adapter with its start weights, in float32 on ``device`` (not drawn on the meta device).
+    def get_base_layer(self) -> nn.Module:
+        """Return the attention module this layer is a child of."""
+        return self.site.attention
+
+    def _get_base_layer_device_and_dtype(self, base_layer: nn.Module) -> tuple[torch.device, None]:
+        """Return where the adapter belongs; its dtype is not the base's (see ``PreProjModel._cast_adapter_dtype``)."""
+        return compute_device(base_layer), None
+
+    def update_layer(self, adapter_name: str, config: PreProjConfig) -> None:
+        """Add one adapter with its start weights, in float32 where attention computes (not drawn on the meta device).
 
         Args:
             adapter_name: PEFT's name of the adapter.
             config: its configuration.
-            device: where attention's weights are.
         """
         hidden, out = self.in_features, self.out_features
+        device = compute_device(self.get_base_layer())
         if config.pre_projection:
             inner = inner_size(config, self.name, hidden)
             self.up[adapter_name] = bias_free_linear(hidden, inner, device)
@@ -112,10 +122,10 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
         if self.disable_adapters:
             self._x_tildes.append(None)
             return None
-        if (landing := self._site.landing_module) is not self._landed[0]:
+        if (landing := self.site.landing_module) is not self._landed[0]:
             self._move_to(landing)
-        position, name = self._site.arguments[0]
-        x_tilde = args[position] if position < len(args) else kwargs[name]
+        # To where accelerate brings it in attention's own forward, after this.
+        x_hat = x_tilde = self.site.hidden_states(args, kwargs).to(execution_device(attention))
         for adapter, rows in self._who_acts(x_tilde):
             if adapter in self.up:
                 pre = (self.up[adapter], self.down[adapter], self.activation[adapter])
@@ -123,9 +133,10 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
                     x_tilde = pre_project(x_tilde, *pre)
                 else:
                     x_tilde = x_tilde.index_copy(0, rows, pre_project(x_tilde[rows], *pre))
-        self._x_tildes.append(x_tilde)  # the tensor Q/K/V read too, so keeping it costs no memory
+        # The tensors Q/K/V and the residual sum read too, so keeping them costs no memory.
+        self._x_tildes.append((x_tilde, x_hat if self.site.is_residual else None))
         positional, named = list(args), dict(kwargs)
-        for position, name in self._site.arguments:
+        for position, name in self.site.arguments:
             if position < len(args):
                 positional[position] = x_tilde
             else:
@@ -136,19 +147,22 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
         """Forward hook: add the content skip to the branch; after an error (no output) only forget x̃."""
         if not self._x_tildes:
             return None
-        x_tilde = self._x_tildes.pop()
-        if x_tilde is None or output is None:
+        waiting = self._x_tildes.pop()
+        if waiting is None or output is None:
             return None
+        x_tilde, x_hat = waiting
         several = isinstance(output, tuple | list)
         branch = output[0] if several else output
+        if x_hat is not None:  # attention adds x̃ in its place
+            branch = branch + (x_hat - x_tilde)
         for adapter, rows in self._who_acts(x_tilde):
             skip = [linear for what, linear in self.linears(adapter).items() if what.startswith("skip")]
             if not skip:
                 continue
             if rows is None:
-                branch = add_content_skip(branch, x_tilde, *skip, multiplier=self._site.multiplier)
+                branch = add_content_skip(branch, x_tilde, *skip, multiplier=self.site.multiplier)
             else:
-                added = add_content_skip(branch[rows], x_tilde[rows], *skip, multiplier=self._site.multiplier)
+                added = add_content_skip(branch[rows], x_tilde[rows], *skip, multiplier=self.site.multiplier)
                 branch = branch.index_copy(0, rows, added)
         return type(output)((branch, *output[1:])) if several else branch
 
@@ -167,8 +181,8 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
         repeats, rest = divmod(len(hidden_states), len(self.mixed_batch))
         if rest or not repeats:
             raise ValueError(
-                f"adapter_names has {len(self.mixed_batch)} names for a batch of {len(hidden_states)}: give one name "
-                "per sample."
+                "Length of `adapter_names` should be the same as the number of inputs, but got "
+                f"{len(self.mixed_batch)} names for a batch of {len(hidden_states)}: give one name per sample."
             )
         names = [name for name in self.mixed_batch for _ in range(repeats)]
         device = hidden_states.device

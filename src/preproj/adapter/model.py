@@ -5,19 +5,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from peft import PeftConfig
-from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, set_adapter
 from peft.utils.other import AuxiliaryTrainingWrapper, get_pattern_key
 from torch import nn
 
 from preproj.adapter.config import PreProjConfig, inner_size
+from preproj.adapter.devices import CHILD, base_weight
 from preproj.adapter.layer import BASE, CANNOT_MERGE, PreProjLayer, adapted_sites, drop_hooks
 from preproj.adapter.sites import NotUnderstoodError, Site, hidden_size_of, name_one_of, own_site, site_of, sites
-
-CHILD = "preproj"
 
 
 class PreProjModel(BaseTuner):
@@ -58,13 +57,14 @@ class PreProjModel(BaseTuner):
 
     def _prepare_model(self, peft_config: PreProjConfig, model: nn.Module) -> None:
         """Find and check every site before anything changes."""
+        _refuse_compiled(model)
         targets = [
             (name, module)
             for name, module in model.named_modules()
             if not isinstance(module, BaseTunerLayer) and self._check_target_module_exists(peft_config, name)
         ]
         if not targets:
-            raise ValueError(f"{_choice(peft_config)} match nothing in this model. {name_one_of(model)}")
+            _refuse_no_match(peft_config, name_one_of(model))
         for name, module in targets:
             if hidden_size_of(module) is None:
                 raise ValueError(
@@ -109,17 +109,38 @@ class PreProjModel(BaseTuner):
     ) -> None:
         layer = getattr(target, CHILD, None)
         if layer is None:
-            layer = PreProjLayer(self._sites[current_key])
+            # A state dict given to PEFT decides in place of the configuration, and may hold more modules.
+            layer = PreProjLayer(self._sites.get(current_key) or self._site(current_key, target))
             target.add_module(CHILD, layer)
-        layer.update_layer(adapter_name, peft_config, _weight_of(target).device)
+        layer.update_layer(adapter_name, peft_config)
+
+    def _mark_only_adapters_as_trainable(self, model: nn.Module) -> None:
+        """Freeze the base; beside another method it is frozen already, and PEFT 0.18 would freeze that one too."""
+        if all(isinstance(module, PreProjLayer) for module in model.modules() if isinstance(module, BaseTunerLayer)):
+            super()._mark_only_adapters_as_trainable(model)
+
+    @classmethod
+    def _get_adapter_state_dict(cls, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        """Select our weights to save; PEFT takes those of every method on the base."""
+        weights = super()._get_adapter_state_dict(*args, **kwargs)
+        return {key: weight for key, weight in weights.items() if f".{cls.prefix}" in key}
 
     def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
-        """Keep the float32 start weights (exact), or follow the base's dtype without autocast."""
+        """Have the adapter in float32, beside a float64 base in float64, or without autocast in the base's dtype."""
         for _, attention, layer in adapted_sites(self.model):
-            dtype = _weight_of(attention).dtype
-            if not autocast_adapter_dtype or dtype == torch.float64:
-                for linear in layer.linears(adapter_name).values():
-                    linear.to(dtype)
+            dtype = base_weight(attention).dtype
+            if autocast_adapter_dtype and dtype != torch.float64:
+                dtype = torch.float32
+            for linear in layer.linears(adapter_name).values():
+                linear.to(dtype)
+
+    def set_adapter(self, adapter_name: str | list[str], inference_mode: bool = False) -> None:
+        """Make adapters of ours the active ones; another method beside us keeps its own."""
+        for _, _, layer in adapted_sites(self.model):
+            layer.set_adapter(adapter_name, inference_mode=inference_mode)  # type: ignore[operator]
+        for _, wrapper in self._wrappers():
+            set_adapter(wrapper, adapter_name, inference_mode=inference_mode)
+        self.active_adapter = adapter_name
 
     def enable_adapter_layers(self) -> None:
         """Switch our layers on; another method beside us keeps its own state."""
@@ -141,7 +162,7 @@ class PreProjModel(BaseTuner):
         return [
             (name, module)
             for name, module in self.model.named_modules()
-            if isinstance(module, AuxiliaryTrainingWrapper) and f".{name}".endswith(tuple(f".{s}" for s in saved))
+            if isinstance(module, AuxiliaryTrainingWrapper) and name.endswith(tuple(saved))  # PEFT's rule too
         ]
 
     @contextmanager
@@ -152,7 +173,7 @@ class PreProjModel(BaseTuner):
             yield
             return
         if self.training:
-            raise ValueError("adapter_names does not go with training mode: call eval() first.")
+            raise ValueError("Cannot pass `adapter_names` when the model is in training mode: call eval() first.")
         unknown = sorted(set(names) - {BASE, *self.peft_config})
         if unknown:
             raise ValueError(
@@ -196,12 +217,6 @@ class PreProjModel(BaseTuner):
         return self.model
 
 
-def _weight_of(attention: nn.Module) -> torch.Tensor:
-    """Return a floating-point weight of the base attention, for its device and dtype."""
-    weights = [p for name, p in attention.named_parameters() if not name.startswith(PreProjModel.prefix)]
-    return next((w for w in weights if w.is_floating_point()), weights[0])
-
-
 def _tell_names(
     names: Sequence[str], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -210,12 +225,35 @@ def _tell_names(
     return args, kwargs | {"adapter_names": [name for name in names for _ in range(repeats)]}
 
 
-def _choice(config: PreProjConfig) -> str:
-    """Say what was asked for."""
+def _refuse_no_match(config: PreProjConfig, candidates: str) -> NoReturn:
+    """Raise with what was asked for, and with what may be wrong with it."""
     targets = config.target_modules
-    listed = repr(targets) if isinstance(targets, str) else ", ".join(map(repr, sorted(targets or [])))
+    if targets == "all-linear":
+        raise ValueError(
+            "target_modules='all-linear' means every linear layer, but preproj acts on whole attention modules. "
+            f"{candidates}"
+        )
+    if not targets:
+        raise ValueError(f"target_modules is empty: leave it out to adapt every self-attention module. {candidates}")
     others = {name: getattr(config, name) for name in ("exclude_modules", "layers_to_transform", "layers_pattern")}
-    return f"target_modules {listed}" + "".join(f", {name} {value!r}" for name, value in others.items() if value)
+    listed = repr(targets) if isinstance(targets, str) else ", ".join(map(repr, sorted(targets)))
+    asked = listed + "".join(f", {name} {value!r}" for name, value in others.items() if value)
+    hint = f"One string is a regular expression for whole paths: give a list, [{listed}], to match their ends. "
+    raise ValueError(
+        f"target_modules {asked} match nothing in this model. {hint if isinstance(targets, str) else ''}{candidates}"
+    )
+
+
+def _refuse_compiled(model: nn.Module) -> None:
+    """Raise for a model with a part that ``torch.compile`` wrapped, whose name would go into the adapter's keys."""
+    for name, _ in model.named_modules():
+        path, _, last = name.rpartition(".")
+        if last == "_orig_mod":
+            raise ValueError(
+                f"{repr(path) if path else 'The base model'} is wrapped by torch.compile, so the adapter's keys would "
+                "not fit the plain model. Add the adapter first and compile the result, torch.compile(get_peft_model("
+                "base, config)), or compile in place with base.compile()."
+            )
 
 
 def _shortest_suffixes(names: list[str], model: nn.Module) -> set[str]:

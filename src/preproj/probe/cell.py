@@ -70,8 +70,8 @@ def run_cell(run: Path, method: str, seed: int) -> None:
         return
     result = _evaluate(attached.model.eval(), load_tokenizer(base), recipe, prepared, folder, progress)
     layers = []
-    if method in {"pre", "skip", "pre+skip"}:
-        layers = measure_layers(attached.model, [ids for _, ids in prepared.documents[:LAYER_DOCUMENTS]])
+    if not method.startswith(("none", "lora")):
+        layers = measure_layers(attached.adapters[0], [ids for _, ids in prepared.documents[:LAYER_DOCUMENTS]])
     seconds = {**trained.pop("seconds"), **result.pop("seconds")}
     write_json(
         folder / "metrics.json",
@@ -130,11 +130,11 @@ def _train(
     learning_rate = settings.learning_rate[method]  # type: ignore[index]
     trained_record = folder / "trained.json"
     if trained_record.exists():
-        attached.model.load_adapter(str(folder / "adapter"), "default")
+        attached.load(folder / "adapter")
     else:
         tokens_per_step = settings.block_size * settings.batch_size
         trained = train(
-            attached.model,
+            attached,
             prepared.blocks,
             settings,
             learning_rate,
@@ -142,7 +142,7 @@ def _train(
             folder,
             lambda step: progress.set(TRAINING_WORK * tokens_per_step * step),
         )
-        attached.model.save_pretrained(str(folder / "adapter"))
+        attached.save(folder / "adapter")
         write_json(
             trained_record,
             {

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from preproj.probe.errors import RecipeError
 
-Method = Literal["none", "pre", "skip", "pre+skip", "lora", "lora-qkv"]
+Method = Literal["none", "pre", "skip", "pre+skip", "lora", "lora-qkv", "pre+lora", "pre+skip+lora"]
 METHODS: tuple[str, ...] = get_args(Method)
 
 PositiveInt = Annotated[int, Field(gt=0)]

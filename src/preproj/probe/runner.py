@@ -21,11 +21,13 @@ from preproj.probe.corpus import SPLITS, Corpus, files
 from preproj.probe.environment import describe_environment
 from preproj.probe.errors import RecipeError
 from preproj.probe.files import write_json, write_text
-from preproj.probe.methods import reference_budget
+from preproj.probe.methods import method_configs
 from preproj.probe.prepared import Prepared, describe_corpus, prepare
 from preproj.probe.python_docs import python_docs
 from preproj.probe.recipe import Recipe
 from preproj.probe.summary import cells_of, write_summary
+
+Rows = list[dict[str, Any]]
 
 
 def run_probe(recipe: Recipe, run: Path, console: Console) -> bool:
@@ -55,8 +57,7 @@ def run_probe(recipe: Recipe, run: Path, console: Console) -> bool:
             write_text(run / "recipe.yaml", recipe.to_yaml())
             if fresh:
                 _write_text(run, recipe.model.dtype, *fresh)
-            _run_cells(recipe, run, base, console, lambda: write_summary(run, recipe, described))
-            rows = write_summary(run, recipe, described)
+            rows = _run_cells(recipe, run, base, console, lambda: write_summary(run, recipe, described))
     except Timeout as error:
         raise RecipeError(f"run folder {run} is in use by another preproj; wait for it or choose another.") from error
     return all(row["status"] == "finished" for row in rows)
@@ -97,8 +98,9 @@ def _describe_base(recipe: Recipe, base: Base, config: PretrainedConfig) -> dict
         with torch.device("meta"):
             shell = AutoModelForCausalLM.from_config(config)
         parameters = sum(p.numel() for p in shell.parameters())
-        if recipe.methods != ["none"]:
-            reference_budget(shell)
+        for method in recipe.methods:
+            if method != "none":
+                method_configs(shell, method, seed=0)
     except ValueError as error:
         raise RecipeError(f"model.name: {base.name}: {error}") from error
     return {"name": base.name, "dtype": recipe.model.dtype, "parameters": parameters, "note": base.note}
@@ -120,7 +122,9 @@ def _write_text(run: Path, dtype: str, corpus: Corpus, prepared: Prepared) -> No
     write_json(run / "corpus.json", describe_corpus(corpus, prepared))
 
 
-def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console, after_each: Callable[[], Any]) -> None:
+def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console, sum_up: Callable[[], Rows]) -> Rows:
+    """Run the unfinished cells, and sum up after each of them, or once if there is none; return the last rows."""
+    rows: Rows | None = None
     cells = cells_of(recipe)
     columns = (
         TextColumn("{task.description}"),
@@ -145,7 +149,7 @@ def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console, after_ea
                 folder.mkdir(parents=True, exist_ok=True)
                 show = partial(_show, progress, task, before)
                 code = _run_cell(run, folder, method, seed, base, show)
-                after_each()
+                rows = sum_up()
                 if code:
                     last = (folder / "log.txt").read_text("utf-8").strip().rpartition("\n")[2]
                     progress.console.print(
@@ -154,6 +158,7 @@ def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console, after_ea
                     )
             progress.update(task, completed=done)
         progress.update(task, description="done")
+    return rows or sum_up()
 
 
 def _show(progress: Progress, task: TaskID, before: int, units: int) -> None:

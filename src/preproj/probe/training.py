@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from peft import PeftModel
+from torch import nn
 from torch.utils.data import SequentialSampler
 from transformers import (
     Trainer,
@@ -26,6 +26,7 @@ from transformers import (
 from transformers.trainer_callback import ExportableState
 
 from preproj.probe.files import read_jsonl, write_jsonl
+from preproj.probe.methods import Attached
 from preproj.probe.recipe import Training
 
 
@@ -68,7 +69,7 @@ def block_order(blocks: int, needed: int, seed: int) -> np.ndarray:
 
 
 def train(
-    model: PeftModel,
+    attached: Attached,
     blocks: np.ndarray,
     settings: Training,
     learning_rate: float,
@@ -76,12 +77,12 @@ def train(
     folder: Path,
     on_step: Callable[[int], None],
 ) -> Trained:
-    """Train the new weights of ``model`` and keep checkpoints in ``folder/checkpoints``.
+    """Train the new weights of a method and keep checkpoints in ``folder/checkpoints``.
 
     Continues from the newest whole checkpoint, if there is one.
 
     Args:
-        model: the PEFT model; its base is frozen.
+        attached: the method on the frozen base.
         blocks: packed training text, ``(blocks, block_size)``.
         settings: the recipe's training section.
         learning_rate: peak of the schedule.
@@ -108,7 +109,7 @@ def train(
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
         optim="adamw_torch",
-        use_cpu=model.device.type == "cpu",
+        use_cpu=attached.model.device.type == "cpu",
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_steps=settings.save_steps,
@@ -120,7 +121,7 @@ def train(
         remove_unused_columns=False,
     )
     trainer = _FrozenProbeTrainer(
-        model=model,
+        attached,
         args=arguments,
         train_dataset=Dataset.from_dict({"input_ids": tokens, "labels": labels}),
         data_collator=default_data_collator,
@@ -131,7 +132,17 @@ def train(
 
 
 class _FrozenProbeTrainer(Trainer):
-    """The Trainer, over the data in the given order, stopping at a loss that is not finite."""
+    """The Trainer, over the data in the given order, for all adapters of a method, stopping at a non-finite loss."""
+
+    def __init__(self, attached: Attached, **options: Any):
+        super().__init__(model=attached.model, **options)
+        self.attached = attached
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        self.attached.save(Path(output_dir or self.args.output_dir))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        self.attached.load(Path(resume_from_checkpoint))
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> SequentialSampler:
         return SequentialSampler(self.train_dataset)

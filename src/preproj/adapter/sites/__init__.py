@@ -12,10 +12,10 @@ from preproj.adapter.sites.attention import (
     self_attention,
 )
 from preproj.adapter.sites.expressions import is_norm
-from preproj.adapter.sites.flow import Branch, NotUnderstoodError
+from preproj.adapter.sites.flow import Branch, CrossAttentionError, NotUnderstoodError
 from preproj.adapter.sites.reading import Reader
 from preproj.adapter.sites.site import Site, Sites
-from preproj.adapter.sites.source import first_argument
+from preproj.adapter.sites.source import first_argument, norms_its_input
 
 __all__ = [
     "NotUnderstoodError",
@@ -51,6 +51,8 @@ def sites(model: nn.Module) -> Sites:
     for name, attention in self_attention(model):
         try:
             found.append(site_of(model, name, attention))
+        except CrossAttentionError:
+            continue
         except NotUnderstoodError as error:
             raise ValueError(
                 f"preproj cannot place the content skip at {name!r} ({type(attention).__name__}): {error}. "
@@ -72,32 +74,44 @@ def site_of(model: nn.Module, name: str, attention: nn.Module) -> Site:
     Raises:
         NotUnderstoodError: with what stands in the way.
     """
-    branch, reader = None, Reader(attention)
-    parents = name.split(".")[:-1]
-    while branch is None:
-        block = model.get_submodule(".".join(parents))
-        if not isinstance(block, nn.ModuleList | nn.ModuleDict):
-            reader = Reader(attention)
-            branch = reader.read(block)
-        if branch is None and not parents:
-            raise NotUnderstoodError("no block around it adds it to a residual stream")
-        parents = parents[:-1]
+    places = [place for place, module in model.named_modules(remove_duplicate=False) if module is attention]
+    (branch, reader), *others = [_read(model, place, attention) for place in places]
+    if any((other, its.entry) != (branch, reader.entry) for other, its in others):
+        raise NotUnderstoodError("it stands at several places, and its branch does not end in the same module at each")
     assert reader.entry is not None  # a branch starts where attention is entered
+    if reader.entry.is_stream and norms_its_input(attention):
+        raise NotUnderstoodError("it norms its input itself, so that x̂ never enters it")
     names = {id(module): path for path, module in model.named_modules()}
     landing = names[id(branch.landing)]
     width = hidden_size_of(attention)
     assert width is not None
     return Site(
         name=name,
-        kind=_kind(attention, branch, reader.entry.is_stream),
+        kind=_kind(reader, branch),
         width=width,
         out_width=out_features(branch.landing) or out_size_of(attention) or width,
         arguments=reader.entry.arguments,
         landing=landing,
         multiplier=branch.multiplier,
+        is_residual=reader.adds_its_input,
         attention=attention,
         landing_parent=model.get_submodule(landing.rpartition(".")[0]),
     )
+
+
+def _read(model: nn.Module, place: str, attention: nn.Module) -> tuple[Branch, Reader]:
+    """Read the blocks around one place of an attention module, from the innermost on, until one holds the sum."""
+    parents = place.split(".")[:-1]
+    while True:
+        block = model.get_submodule(".".join(parents))
+        if not isinstance(block, nn.ModuleList | nn.ModuleDict):
+            reader = Reader(attention)
+            branch = reader.read(block)
+            if branch is not None:
+                return branch, reader
+        if not parents:
+            raise NotUnderstoodError("no block around it adds it to a residual stream")
+        parents = parents[:-1]
 
 
 def own_site(name: str, attention: nn.Module) -> Site:
@@ -110,7 +124,7 @@ def own_site(name: str, attention: nn.Module) -> Site:
     width = hidden_size_of(attention)
     assert width is not None
     (position, argument) = first_argument(attention)
-    return Site(name, "not verified", width, width, ((position, argument),), name, 1.0, attention)
+    return Site(name, "not verified", width, width, ((position, argument),), name, attention=attention)
 
 
 def name_one_of(model: nn.Module) -> str:
@@ -121,15 +135,17 @@ def name_one_of(model: nn.Module) -> str:
     return f"Name the attention modules with target_modules; candidates: {'; '.join(found)}."
 
 
-def _kind(attention: nn.Module, branch: Branch, is_stream: bool) -> str:
+def _kind(reader: Reader, branch: Branch) -> str:
     traits = []
-    if is_stream:
+    if reader.entry is not None and reader.entry.is_stream:
         traits.append("no norm before it")
-    if branch.landing is not attention:
-        if is_norm(branch.landing):
+    if branch.landing is not reader.attention:
+        if any(branch.landing is inner for inner in reader.attention.modules()):
+            traits.append("residual inside it")
+        elif is_norm(branch.landing):
             traits.append("norm after it")
         elif in_features(branch.landing) is not None:
-            traits.append("residual inside the module")
+            traits.append("projection after it")
         else:
             traits.append("gate after it")
     if branch.multiplier != 1:

@@ -80,10 +80,11 @@ def self_attention(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         ``(path, module)``.
     """
     foreign = tuple(f"{name}." for name, part in model.named_modules() if _is_other_modality(model, part))
+    language = tuple(f"{name}." for name, part in model.named_modules() if _is_language_model(model, part))
     for name, module in model.named_modules():
-        if name.startswith(foreign) or _CROSS.search(f"{name} {type(module).__name__}"):
+        if name.startswith(foreign) or (language and not name.startswith(language)):
             continue
-        if looks_like_attention(module):
+        if looks_like_attention(module) and not _CROSS.search(f"{name} {type(module).__name__}"):
             yield name, module
 
 
@@ -93,8 +94,19 @@ def _is_other_modality(model: nn.Module, part: nn.Module) -> bool:
         return False
     if part.config.model_type == model.config.model_type:
         return False
-    named = bool(_OTHER_MODALITY.search(part.config.model_type) and not _OTHER_MODALITY.search(model.config.model_type))
-    return named or part.main_input_name not in {"input_ids", model.main_input_name}
+    if part.main_input_name != "input_ids":
+        return part.main_input_name != model.main_input_name
+    if model.main_input_name != "input_ids":  # then that of the part is only the default
+        return False
+    return bool(_OTHER_MODALITY.search(part.config.model_type) and not _OTHER_MODALITY.search(model.config.model_type))
+
+
+def _is_language_model(model: nn.Module, part: nn.Module) -> bool:
+    """Whether a part of a model for text and more is its language model."""
+    if not isinstance(model, PreTrainedModel) or not isinstance(part, PreTrainedModel):
+        return False
+    text = getattr(model.config, "text_config", None)
+    return text is not None and part is not model and part.config.model_type == text.model_type
 
 
 def candidates(model: nn.Module) -> list[str]:

@@ -37,14 +37,19 @@ def static_value(expression: ast.expr, function: Callable[..., Any], constants: 
 
 def is_dropout(module: nn.Module) -> bool:
     """Whether a module only drops values in training."""
-    return isinstance(module, nn.Identity) or bool(re.search(r"dropout|droppath", type(module).__name__, re.IGNORECASE))
+    return isinstance(module, nn.Identity) or bool(re.search(r"dropout|droppath", _class_name(module), re.IGNORECASE))
 
 
 def is_norm(module: nn.Module) -> bool:
     """Whether a module is a norm."""
-    return bool(re.search(r"norm", type(module).__name__, re.IGNORECASE))
+    return bool(re.search(r"norm", _class_name(module), re.IGNORECASE))
 
 
 def is_gate(module: nn.Module) -> bool:
     """Whether a module scales a branch, or smooths it over neighbouring tokens."""
-    return bool(re.search(r"scale|conv", type(module).__name__, re.IGNORECASE))
+    return bool(re.search(r"scale|conv", _class_name(module), re.IGNORECASE))
+
+
+def _class_name(module: nn.Module) -> str:
+    """Return the name of a module's class, or of the module's that PEFT wrapped for ``modules_to_save``."""
+    return type(getattr(module, "original_module", module)).__name__

@@ -11,7 +11,9 @@ what the source does             what it means
 ``branch + other``               still the branch: a parallel MLP joins it
 ``self.norm(branch)``            the skip lands on that module's output; so for a layer scale, an output projection
 ``branch * number``              a multiplier: the skip is divided by it, so that it joins the stream unscaled
+``branch * gate``                a gate: right only if a module follows, whose output the skip lands on
 dropout, casts, ``branch[0]``    no change
+views, permutations, windows     no change: tokens move whole, and the method knows no positions
 anything else on the branch      not understood, and refused
 ===============================  ==================================================================================
 """
@@ -25,16 +27,20 @@ from torch import nn
 
 from preproj.adapter.sites.calls import Calls
 from preproj.adapter.sites.expressions import UNKNOWN
-from preproj.adapter.sites.flow import STREAM, Branch, NotUnderstoodError, Sum, added, either, scaled
+from preproj.adapter.sites.flow import (
+    STREAM,
+    Branch,
+    FoundSumError,
+    NotUnderstoodError,
+    Sum,
+    added,
+    either,
+    moved,
+    scaled,
+)
 from preproj.adapter.sites.source import Scope, body, calls, forward, loaded
 
 MAX_DEPTH = 6
-
-
-class _FoundSumError(Exception):
-    def __init__(self, branch: Branch):
-        super().__init__()
-        self.branch = branch
 
 
 class Reader(Calls):
@@ -59,7 +65,7 @@ class Reader(Calls):
             raise NotUnderstoodError(f"{type(block).__name__}.forward takes no hidden states")
         try:
             value = self._run(Scope(block, {parameters[1]: STREAM}, function))
-        except _FoundSumError as found:
+        except FoundSumError as found:
             return found.branch
         if isinstance(value, Branch):
             return None
@@ -117,7 +123,8 @@ class Reader(Calls):
 
     def _assign(self, target: ast.expr, expression: ast.expr, scope: Scope) -> None:
         value = self._value(expression, scope)
-        self._stop_at_sum(value)
+        if not self._inside:
+            self._stop_at_sum(value)
         if isinstance(target, ast.Subscript | ast.Attribute) and (
             isinstance(value, Branch) or isinstance(self._value(target.value, scope), Branch)
         ):
@@ -135,15 +142,17 @@ class Reader(Calls):
             own = replace(scope, variables=dict(before), constants=dict(scope.constants))
             try:
                 ends.append((self._statements(side, own), None, own.variables))
-            except _FoundSumError as found:
+            except FoundSumError as found:
                 ends.append((UNKNOWN, found.branch, own.variables))
         (_, first, one), (_, second, two) = ends
         if first != second:
             raise NotUnderstoodError(f"the sum depends on `{ast.unparse(statement.test)}`")
         if first is not None:
-            raise _FoundSumError(first)
+            raise FoundSumError(first)
         for name in one.keys() | two.keys():
             value = either(one.get(name), two.get(name), statement.test)
+            if one.get(name) == STREAM and ast.unparse(statement.test) == f"{name} is None":
+                value = STREAM  # for an argument that was not given
             if not (value == before.get(name) and name in before):
                 scope.assign(ast.Name(name), value, UNKNOWN)
         returned = [end for end, _, _ in ends if end is not UNKNOWN]
@@ -152,7 +161,7 @@ class Reader(Calls):
     @staticmethod
     def _stop_at_sum(value: Any) -> None:
         if isinstance(value, Sum):
-            raise _FoundSumError(value.branch)
+            raise FoundSumError(value.branch)
 
     def _value(self, expression: ast.expr, scope: Scope) -> Any:  # noqa: PLR0911  # one for each kind
         """Tell what an expression is: ``STREAM``, a ``Branch``, a ``Sum``, or None for everything else."""
@@ -163,11 +172,15 @@ class Reader(Calls):
                 return self._value(first, scope)
             case ast.Subscript(value=value, slice=ast.Constant(value=0)):
                 return self._value(value, scope)
+            case ast.Subscript(value=value, slice=ast.Tuple(elts=[*_, ast.Slice(lower=None, upper=None, step=None)])):
+                return moved(self._value(value, scope))  # some of the tokens
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 known = scope.static(test)
                 if known is not UNKNOWN:
                     return self._value(body if known else orelse, scope)
                 return either(self._value(body, scope), self._value(orelse, scope), test)
+            case ast.BinOp(left=ast.Tuple() as left, op=ast.Add()):
+                return self._value(left, scope)
             case ast.BinOp(left=left, op=ast.Add(), right=right):
                 return added(self._value(left, scope), self._value(right, scope))
             case ast.BinOp():
@@ -183,6 +196,7 @@ class Reader(Calls):
         value, other = (left, expression.right) if left is not None else (right, expression.left)
         number = scope.static(other)
         if isinstance(value, Branch | Sum):
-            reciprocal = isinstance(expression.op, ast.Div) and left is None
-            return scaled(value, UNKNOWN if reciprocal else number, expression)
+            if isinstance(expression.op, ast.Div) and left is None:
+                raise NotUnderstoodError(f"`{ast.unparse(expression)}` stands between it and the residual sum")
+            return scaled(value, number, expression)
         return value if isinstance(expression.op, ast.Mult) and number is not UNKNOWN else None

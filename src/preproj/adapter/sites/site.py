@@ -1,8 +1,9 @@
 """A place where the method acts, and how it is printed."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Site:
         arguments: ``(position, name)`` of the arguments of the attention module that are x̂.
         landing: path of the module whose output the skip is added to.
         multiplier: what the block multiplies that output by before the sum; the skip is divided by it.
+        is_residual: whether attention itself adds x̂ to its branch (ALBERT), so that x̃ - x̂ has to leave the sum again.
     """
 
     name: str
@@ -26,8 +28,14 @@ class Site:
     arguments: tuple[tuple[int, str], ...]
     landing: str
     multiplier: float = 1.0
+    is_residual: bool = False
     attention: nn.Module = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
     landing_parent: nn.Module = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
+
+    def hidden_states(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """Pick x̂ out of what attention is called with."""
+        position, name = self.arguments[0]
+        return args[position] if position < len(args) else kwargs[name]
 
     @property
     def landing_module(self) -> nn.Module:

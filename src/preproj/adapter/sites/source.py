@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from preproj.adapter.sites.expressions import UNKNOWN, static_value
+from preproj.adapter.sites.expressions import UNKNOWN, is_norm, static_value
 from preproj.adapter.sites.flow import NotUnderstoodError
 
 
@@ -55,6 +55,18 @@ def forward(module: nn.Module) -> Callable[..., Any]:
     return inspect.unwrap(type(module).forward)
 
 
+def norms_its_input(attention: nn.Module) -> bool:
+    """Whether an attention module calls a norm of its own on what it is handed."""
+    function = forward(attention)
+    hidden = first_argument(attention)[1]
+    norms = {name for name, child in attention.named_children() if is_norm(child)}
+    return any(
+        ast.unparse(call.func).removeprefix("self.") in norms and hidden in map(ast.unparse, arguments(call))
+        for statement in body(function)
+        for call in calls(statement)
+    )
+
+
 @cache
 def body(function: Callable[..., Any]) -> list[ast.stmt]:
     """Parse a function and return its statements.
@@ -83,7 +95,7 @@ def arguments(call: ast.Call) -> list[ast.expr]:
 
 def bind(function: Callable[..., Any], call: ast.Call) -> dict[str, ast.expr]:
     """Map parameter names of a method to the expressions of a call, in the order of the parameters."""
-    names = [name for name in inspect.signature(function).parameters if name != "self"]
+    names = [name for name in inspect.signature(function).parameters if name not in {"self", "cls"}]
     given = dict(zip(names, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
     return {name: given[name] for name in names if name in given}
 
