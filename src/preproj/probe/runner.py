@@ -27,8 +27,6 @@ from preproj.probe.python_docs import python_docs
 from preproj.probe.recipe import Recipe
 from preproj.probe.summary import cells_of, write_summary
 
-Rows = list[dict[str, Any]]
-
 
 def run_probe(recipe: Recipe, run: Path, console: Console) -> bool:
     """Run every unfinished cell of a recipe and write summary.json.
@@ -57,10 +55,10 @@ def run_probe(recipe: Recipe, run: Path, console: Console) -> bool:
             write_text(run / "recipe.yaml", recipe.to_yaml())
             if fresh:
                 _write_text(run, recipe.model.dtype, *fresh)
-            rows = _run_cells(recipe, run, base, console, lambda: write_summary(run, recipe, described))
+            _run_cells(recipe, run, base, console)
+            return write_summary(run, recipe, described)
     except Timeout as error:
         raise RecipeError(f"run folder {run} is in use by another preproj; wait for it or choose another.") from error
-    return all(row["status"] == "finished" for row in rows)
 
 
 def _check_folder(run: Path, recipe: Recipe) -> None:
@@ -122,9 +120,7 @@ def _write_text(run: Path, dtype: str, corpus: Corpus, prepared: Prepared) -> No
     write_json(run / "corpus.json", describe_corpus(corpus, prepared))
 
 
-def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console, sum_up: Callable[[], Rows]) -> Rows:
-    """Run the unfinished cells, and sum up after each of them, or once if there is none; return the last rows."""
-    rows: Rows | None = None
+def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console) -> None:
     cells = cells_of(recipe)
     columns = (
         TextColumn("{task.description}"),
@@ -149,7 +145,6 @@ def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console, sum_up: 
                 folder.mkdir(parents=True, exist_ok=True)
                 show = partial(_show, progress, task, before)
                 code = _run_cell(run, folder, method, seed, base, show)
-                rows = sum_up()
                 if code:
                     last = (folder / "log.txt").read_text("utf-8").strip().rpartition("\n")[2]
                     progress.console.print(
@@ -158,7 +153,6 @@ def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console, sum_up: 
                     )
             progress.update(task, completed=done)
         progress.update(task, description="done")
-    return rows or sum_up()
 
 
 def _show(progress: Progress, task: TaskID, before: int, units: int) -> None:
