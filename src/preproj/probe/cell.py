@@ -31,6 +31,8 @@ from preproj.probe.training import NonFiniteLossError, train
 
 TRAINING_WORK = 4  # a training token takes about as long as four tokens of a plain forward pass
 PASSAGE_WORK = 64  # tokens of a usual passage
+TASK_WORK = 200  # tokens of a usual item of a task, all its choices together
+TASK_ITEMS = 1000  # guessed where a task has no limit
 LAYER_DOCUMENTS = 8  # held-out documents for the layer measures
 
 
@@ -39,11 +41,14 @@ def cell_folder(run: Path, method: str, seed: int) -> Path:
     return run / "cells" / method / f"seed{seed}"
 
 
-def work_units(recipe: Recipe, method: str) -> int:
+def work_units(recipe: Recipe, prepared: Prepared, method: str) -> int:
     """Return the work in a cell, in tokens of one forward pass, for the progress bar."""
     training = 0 if method == "none" else TRAINING_WORK * recipe.training.tokens
     evaluation = recipe.evaluation
-    return training + evaluation.documents * evaluation.document_tokens + evaluation.passages * PASSAGE_WORK
+    documents = sum(len(ids) for _, ids in prepared.documents) if "document" in evaluation.perplexity else 0
+    stream = (evaluation.windows or 0) * evaluation.stride if "stream" in evaluation.perplexity else 0
+    tasks = len(evaluation.tasks) * (evaluation.limit or TASK_ITEMS) * TASK_WORK
+    return training + documents + stream + len(prepared.passages) * PASSAGE_WORK + tasks
 
 
 def run_cell(run: Path, method: str, seed: int) -> None:
@@ -178,7 +183,7 @@ def _evaluate(
         measures["document"] = dict.fromkeys(("perplexity", "word_perplexity", "byte_perplexity"), "perplexity")
     if "stream" in evaluation.perplexity:
         items = []
-        for item in score_stream(model, tokenizer, prepared.stream, evaluation):
+        for item in score_stream(model, tokenizer, prepared.held_out, evaluation):
             items.append(item)
             progress.add(evaluation.stride)
         write_items(folder, "stream", items)

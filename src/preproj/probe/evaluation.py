@@ -1,7 +1,7 @@
 """Perplexity of held-out text and last-word accuracy, item by item (see ``scores.py`` for the form of an item)."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -92,19 +92,19 @@ def score_document(
 
 
 def score_stream(
-    model: PreTrainedModel, tokenizer: Tokenizer, documents: Iterable[Sequence[int]], evaluation: Evaluation
+    model: PreTrainedModel, tokenizer: Tokenizer, documents: Iterable[dict[str, Any]], evaluation: Evaluation
 ) -> Iterator[dict[str, Any]]:
     """Yield one item per window of the documents' concatenated tokens.
 
     Args:
         model: a causal language model in eval mode.
         tokenizer: its tokenizer.
-        documents: token ids of each document.
+        documents: rows with ``input_ids``.
         evaluation: context, stride and the largest number of windows.
     """
     whole = [prefix_token(tokenizer)]
-    for ids in documents:
-        whole += ids
+    for document in documents:
+        whole += document["input_ids"]
     for number, (begin, end, first) in enumerate(windows(len(whole), evaluation.context, evaluation.stride)):
         if number == evaluation.windows:
             return

@@ -1,7 +1,7 @@
 """The precision check: does the run's dtype damage the untouched model? Asked before any training.
 
-A damaged baseline makes every method that repairs it look good. So where a run is not in float32, the untouched model is
-scored on the first held-out documents and passages in float32 and in the run's dtype.
+A damaged baseline makes every method that repairs it look good. So where a run is not in float32, the untouched model
+is scored on the first held-out documents and passages in float32 and in the run's dtype.
 """
 
 import sys
@@ -30,8 +30,9 @@ def check_precision(run: Path) -> None:
         run: the run folder, with its recipe and data.
     """
     recipe = parse_recipe((run / "recipe.yaml").read_text("utf-8"), str(run / "recipe.yaml"))
-    prepared = Prepared.read(run)
-    scores = {dtype: _score(recipe, prepared, dtype) for dtype in ("float32", recipe.model.dtype)}
+    prepared = Prepared.read(run, recipe.evaluation)
+    dtypes: tuple[str, ...] = ("float32", recipe.model.dtype)
+    scores = {dtype: _score(recipe, prepared, dtype) for dtype in dtypes}
     write_json(run / "precision.json", {"scores": scores, "warning": _warning(recipe.model.dtype, scores)})
 
 

@@ -20,7 +20,8 @@ from preproj.probe.base import Base, load_config, load_tokenizer, resolve_base
 from preproj.probe.cell import cell_folder, work_units
 from preproj.probe.environment import describe_environment
 from preproj.probe.errors import RecipeError
-from preproj.probe.files import write_json, write_text
+from preproj.probe.files import read_json, write_json, write_text
+from preproj.probe.harness import load_tasks
 from preproj.probe.methods import method_configs
 from preproj.probe.prepared import Prepared, describe_corpus, prepare
 from preproj.probe.python_docs import python_docs
@@ -50,6 +51,8 @@ def run_probe(recipe: Recipe, run: Path, console: Console) -> bool:
         base = resolve_base(recipe.model.name)
         config = load_config(base)
         described = _describe_base(recipe, base, config)
+        if recipe.evaluation.tasks:
+            load_tasks(recipe.evaluation.tasks, recipe.evaluation.task_data)
     # Outside the status: the library that tokenises draws its own progress bars, and forks.
     fresh = None if (run / "corpus.json").exists() else _load_text(recipe, base, config, console)
     run.mkdir(parents=True, exist_ok=True)
@@ -58,6 +61,7 @@ def run_probe(recipe: Recipe, run: Path, console: Console) -> bool:
             write_text(run / "recipe.yaml", recipe.to_yaml())
             if fresh:
                 _write_text(run, recipe.model.dtype, *fresh)
+            _check_precision(recipe, run, base, console)
             _run_cells(recipe, run, base, console)
             return write_summary(run, recipe, described)
     except Timeout as error:
@@ -127,8 +131,23 @@ def _write_text(run: Path, dtype: str, description: dict[str, Any], prepared: Pr
     write_json(run / "corpus.json", description)
 
 
+def _check_precision(recipe: Recipe, run: Path, base: Base, console: Console) -> None:
+    """Say loudly, before any training, where the run's dtype damages the untouched model."""
+    if recipe.model.dtype == "float32":
+        return
+    if not (run / "precision.json").exists():
+        log = run / "precision.log"
+        with console.status(f"comparing {recipe.model.dtype} with float32 on the untouched model"):
+            if _run_module("preproj.probe.precision", [str(run)], log, base):
+                raise RecipeError(f"the precision check failed: {_last_line(log)} (see {log}).")
+    warning = read_json(run / "precision.json")["warning"]
+    if warning:
+        console.print(f"[bold red]{warning}[/]")
+
+
 def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console) -> None:
     cells = cells_of(recipe)
+    prepared = Prepared.read(run, recipe.evaluation)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -138,12 +157,12 @@ def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console) -> None:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, speed_estimate_period=120) as progress:
-        task = progress.add_task("", total=sum(work_units(recipe, method) for method, _ in cells))
+        task = progress.add_task("", total=sum(work_units(recipe, prepared, method) for method, _ in cells))
         done = 0
         for number, (method, seed) in enumerate(cells, 1):
             folder = cell_folder(run, method, seed)
             before = done
-            done += work_units(recipe, method)
+            done += work_units(recipe, prepared, method)
             name = f"{method} seed {seed}"
             if not any((folder / end).exists() for end in ("metrics.json", "failed.json")):
                 progress.update(task, description=f"{name} ({number}/{len(cells)})")
@@ -151,12 +170,12 @@ def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console) -> None:
                     console.print(f"{name} ({number}/{len(cells)})")
                 folder.mkdir(parents=True, exist_ok=True)
                 show = partial(_show, progress, task, before)
-                code = _run_cell(run, folder, method, seed, base, show)
+                log = folder / "log.txt"
+                code = _run_module("preproj.probe.cell", [str(run), method, str(seed)], log, base, show)
                 if code:
-                    last = (folder / "log.txt").read_text("utf-8").strip().rpartition("\n")[2]
                     progress.console.print(
-                        f"{name} stopped with exit code {code}: {last or 'no message'} "
-                        f"(see {folder / 'log.txt'}). The same command tries again."
+                        f"{name} stopped with exit code {code}: {_last_line(log)} (see {log}). "
+                        "The same command tries again."
                     )
             progress.update(task, completed=done)
         progress.update(task, description="done")
@@ -166,19 +185,21 @@ def _show(progress: Progress, task: TaskID, before: int, units: int) -> None:
     progress.update(task, completed=before + units)
 
 
-def _run_cell(run: Path, folder: Path, method: str, seed: int, base: Base, on_progress: Callable[[int], Any]) -> int:
-    """Run one cell in its own process, so that its peak memory is its own; return the exit code."""
+def _run_module(
+    module: str, arguments: list[str], log: Path, base: Base, on_progress: Callable[[int], Any] = lambda _: None
+) -> int:
+    """Run a part of the work in its own process, so that its peak memory is its own; return the exit code."""
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
     # One device a cell: with more, the Trainer would split the batch over them.
     environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     if base.path is not None:
         environment["HF_HUB_OFFLINE"] = "1"
-    with (folder / "log.txt").open("a", encoding="utf-8") as log:
+    with log.open("a", encoding="utf-8") as file:
         child = subprocess.Popen(
-            [sys.executable, "-m", "preproj.probe.cell", str(run), method, str(seed)],
+            [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=log,
+            stderr=file,
             text=True,
             env=environment,
         )
@@ -191,3 +212,7 @@ def _run_cell(run: Path, folder: Path, method: str, seed: int, base: Base, on_pr
         finally:
             child.kill()
             child.wait()
+
+
+def _last_line(log: Path) -> str:
+    return log.read_text("utf-8").strip().rpartition("\n")[2] or "no message"

@@ -96,9 +96,11 @@ def _of_version_1(folder: Path) -> dict[str, Score]:
     return {score.measure.name: score for score in scores}
 
 
-def _grouped(measure: Measure, pairs: list[tuple[str, float, float]]) -> Score:
+def _grouped(measure: Measure, pairs: Iterable[tuple[str, float, float]]) -> Score:
     sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
+    items = 0
     for group, *pair in pairs:
         sums[group] += pair
+        items += 1
     totals, weights = np.array(list(sums.values())).T
-    return Score(measure, tuple(sums), totals, weights, len(pairs))
+    return Score(measure, tuple(sums), totals, weights, items)

@@ -45,7 +45,7 @@ def wilson(correct: int, n: int) -> tuple[float, float]:
     return float(interval.low), float(interval.high)
 
 
-def contrast(kind: str, terms: Sequence[tuple[int, np.ndarray]], weights: Sequence[float]) -> dict[str, float]:
+def contrast(kind: str, terms: Sequence[tuple[int, np.ndarray]], weights: np.ndarray) -> dict[str, float]:
     """Return a signed sum of methods' scores with its interval, paired over items.
 
     ``[(1, a), (-1, b)]`` is the difference of two methods; ``[(1, both), (-1, one), (-1, other), (1, none)]`` their
@@ -59,17 +59,14 @@ def contrast(kind: str, terms: Sequence[tuple[int, np.ndarray]], weights: Sequen
     Returns:
         ``value``, ``low``, ``high``, ``standard_error`` and ``detectable`` (in the unit of the score).
     """
-    signs = [sign for sign, _ in terms]
-    shapes = [len(np.atleast_2d(totals)) for _, totals in terms]
-    rows = [row for _, totals in terms for row in np.atleast_2d(np.asarray(totals, dtype=float))]
+    matrices = [(sign, np.atleast_2d(np.asarray(totals, dtype=float))) for sign, totals in terms]
+    rows = [row for _, matrix in matrices for row in matrix]
+    signed_weights = [sign / len(matrix) for sign, matrix in matrices for _ in matrix]  # the mean over seeds
 
     def score(*columns: np.ndarray, axis: int = -1) -> np.ndarray:
         *totals, n = columns
-        total, first = 0.0, 0
-        for sign, count in zip(signs, shapes, strict=True):
-            seeds = [METRICS[kind](row, n) for row in totals[first : first + count]]
-            total, first = total + sign * sum(seeds) / count, first + count
-        return np.asarray(total)
+        scores = [METRICS[kind](row, n) for row in totals]
+        return np.sum([weight * one for weight, one in zip(signed_weights, scores, strict=True)], axis=0)
 
     data = (*rows, np.asarray(weights, dtype=float))
     drawn = bootstrap(
@@ -92,7 +89,7 @@ def contrast(kind: str, terms: Sequence[tuple[int, np.ndarray]], weights: Sequen
     }
 
 
-def p_value(kind: str, ours: np.ndarray, theirs: np.ndarray, weights: Sequence[float]) -> float:
+def p_value(kind: str, ours: np.ndarray, theirs: np.ndarray, weights: np.ndarray) -> float:
     """Test whether two methods score the same on the same items, two-sided.
 
     Args:

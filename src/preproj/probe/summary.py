@@ -12,6 +12,7 @@ from preproj.probe.evaluation import perplexity_protocol
 from preproj.probe.files import read_json, write_json
 from preproj.probe.harness import task_protocol
 from preproj.probe.passages import RULE
+from preproj.probe.published import published
 from preproj.probe.recipe import Recipe
 from preproj.probe.scores import Score, read_scores
 from preproj.probe.statistics import INTERVALS, contrast, holm, over_seeds, p_value, wilson
@@ -59,6 +60,8 @@ def write_summary(run: Path, recipe: Recipe, base: dict[str, Any]) -> bool:
         {
             "name": recipe.name,
             "base": base,
+            "precision": read_json(run / "precision.json") if (run / "precision.json").exists() else None,
+            "published": published(recipe.model.name),
             "protocol": _protocol(recipe),
             "baseline": BASELINE if BASELINE in recipe.methods else None,
             "reference": REFERENCE if REFERENCE in recipe.methods else None,
@@ -148,7 +151,7 @@ def _totals(scores: list[Score]) -> np.ndarray:
 
 def _pairs(scores: Scores, sizes: dict[str, int]) -> list[dict[str, Any]]:
     """Compare every method with every one before it."""
-    pairs = [
+    pairs: list[dict[str, Any]] = [
         {
             "ours": ours,
             "theirs": theirs,
