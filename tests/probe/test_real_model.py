@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,9 +38,13 @@ def test_wikitext_perplexity_of_the_untouched_model(smollm2, data_folder: Path):
     # 23.2 was measured independently on the same 20 windows of 1,024 tokens of the WikiText test split.
     model, tokenizer = smollm2
     ids = tokenizer((data_folder / "wiki.test.raw").read_text("utf-8")).input_ids
-    scores = [score_document(model, ids[i * 1024 : (i + 1) * 1024], 1024, 512) for i in range(20)]
-    loss = sum(s["negative_log_likelihood"] for s in scores) / sum(s["tokens"] for s in scores)
-    assert math.exp(loss) == pytest.approx(23.2, abs=0.1)
+    loss, tokens = 0.0, 0
+    for block in (ids[i * 1024 : (i + 1) * 1024] for i in range(20)):
+        # There, a window's first token was its context.
+        tokenizer = SimpleNamespace(bos_token_id=block[0], decode=lambda _: "")
+        item = score_document(model, tokenizer, "", block[1:], 1023, 512)
+        loss, tokens = loss + item["perplexity"][0], tokens + item["perplexity"][1]
+    assert math.exp(loss / tokens) == pytest.approx(23.2, abs=0.1)
 
 
 @pytest.mark.data
@@ -50,7 +55,7 @@ def test_lambada_accuracy_of_the_untouched_model(smollm2, data_folder: Path):
     correct = 0
     for text in texts:
         context, target = text.rsplit(" ", 1)
-        correct += score_last_word(model, tokenizer, context, " " + target)["correct"]
+        correct += score_last_word(model, tokenizer, context, " " + target)["acc"][0]
     assert correct / 200 == pytest.approx(0.34, abs=0.005)
 
 
@@ -83,12 +88,14 @@ def test_the_demo_ends_in_time_and_memory_and_pre_skip_lowers_perplexity(tmp_pat
     assert done.returncode == 0, done.stdout + done.stderr
     assert seconds < 15 * 60
     run = tmp_path / "run"
-    rows = {row["method"]: row for row in read_json(run / "summary.json")["rows"]}
+    summary = read_json(run / "summary.json")
+    rows = {row["method"]: row for row in summary["rows"]}
     assert list(rows) == ["none", "lora", "pre", "pre+skip"]
     assert all(row["peak_memory_bytes"] < 6e9 for row in rows.values())
-    assert rows["pre+skip"]["versus"]["none"]["perplexity"]["high"] < 0
+    (pair,) = (pair for pair in summary["pairs"] if (pair["ours"], pair["theirs"]) == ("pre+skip", "none"))
+    assert pair["differences"]["document/perplexity"]["high"] < 0
     assert rows["pre+skip"]["trainable_parameters"] == 30 * 3.5 * 576 * 576
     assert rows["lora"]["trainable_parameters"] == pytest.approx(rows["pre+skip"]["trainable_parameters"], rel=0.005)
-    assert len(read_jsonl(run / "cells/none/seed0/documents.jsonl")) >= 40
+    assert len(read_jsonl(run / "cells/none/seed0/items/document.jsonl")) >= 40
     assert "instruction-tuned" in (run / "report.html").read_text("utf-8")
     assert "instruction-tuned" in done.stdout

@@ -65,7 +65,7 @@ def wait_for(condition, seconds: float = 300) -> None:
         time.sleep(0.05)
 
 
-CELL_FILES = ("metrics.json", "documents.jsonl", "passages.jsonl", "log.txt")
+CELL_FILES = ("metrics.json", "items/document.jsonl", "items/last_word.jsonl", "log.txt")
 ADAPTER_FILES = ("README.md", "adapter_config.json", "adapter_model.safetensors")
 
 
@@ -95,23 +95,31 @@ def test_a_run_writes_its_folder_and_a_second_call_does_nothing_again(finished, 
 def test_metrics_agree_with_the_items_and_with_the_adapter(finished):
     run, _ = finished
     metrics = read_json(run / "cells/pre+skip/seed0/metrics.json")
-    documents = read_jsonl(run / "cells/pre+skip/seed0/documents.jsonl")
-    passages = read_jsonl(run / "cells/pre+skip/seed0/passages.jsonl")
+    documents = read_jsonl(run / "cells/pre+skip/seed0/items/document.jsonl")
+    passages = read_jsonl(run / "cells/pre+skip/seed0/items/last_word.jsonl")
     weights = load_file(run / "cells/pre+skip/seed0/adapter/adapter_model.safetensors")
     assert metrics["trainable_parameters"] == sum(w.numel() for w in weights.values()) == 2 * 3.5 * 32 * 32
     assert metrics["tokens"] == 1280
     assert metrics["steps"] == 20
-    mean = sum(d["negative_log_likelihood"] for d in documents) / sum(d["tokens"] for d in documents)
-    assert metrics["perplexity"]["value"] == pytest.approx(math.exp(mean))
-    assert metrics["last_word"]["correct"] == sum(p["correct"] for p in passages)
-    assert len(documents) == metrics["perplexity"]["documents"] == 8
+    loss, tokens = (sum(column) for column in zip(*(d["perplexity"] for d in documents), strict=True))
+    right = sum(p["acc"][0] for p in passages)
+    summary = read_json(run / "summary.json")
+    rows = {row["method"]: row["scores"] for row in summary["rows"]}
+    assert rows["pre+skip"]["document/perplexity"] == pytest.approx(math.exp(loss / tokens))
+    assert rows["pre+skip"]["last_word/acc"] == pytest.approx(right / len(passages))
+    assert {m["name"]: m["items"] for m in summary["measures"]} == {
+        **{f"document/{metric}": 8 for metric in ("perplexity", "word_perplexity", "byte_perplexity")},
+        "last_word/acc": len(passages),
+    }
     skips = {k.split(".layers.")[1][0]: w.norm().item() for k, w in weights.items() if "skip" in k}
     assert [row["skip_norm"] for row in metrics["layers"]] == pytest.approx([skips["0"], skips["1"]])
-    summary = {row["method"]: row for row in read_json(run / "summary.json")["rows"]}
-    assert summary["pre+skip"]["perplexity"] < summary["none"]["perplexity"]
-    difference = summary["pre+skip"]["versus"]["none"]["perplexity"]
-    assert difference["difference"] == pytest.approx(summary["pre+skip"]["perplexity"] - summary["none"]["perplexity"])
-    assert difference["low"] <= difference["difference"] <= difference["high"] < 0
+    (pair,) = summary["pairs"]
+    assert (pair["ours"], pair["theirs"], pair["matched"]) == ("pre+skip", "none", False)
+    found = pair["differences"]["document/perplexity"]
+    assert found["value"] == pytest.approx(
+        rows["pre+skip"]["document/perplexity"] - rows["none"]["document/perplexity"]
+    )
+    assert found["low"] <= found["value"] <= found["high"] < 0
     assert read_json(run / "corpus.json")["splits"]["test"]["documents"] == 24
     assert yaml.safe_load((run / "recipe.yaml").read_text())["training"]["warmup_ratio"] == 0.1
 
@@ -144,7 +152,12 @@ def test_an_interrupted_run_goes_on_and_ends_like_an_uninterrupted_one(
     process.wait()
     done = preproj("probe", write_recipe(recipe), "--out", cut)
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in ("adapter/adapter_model.safetensors", "documents.jsonl", "passages.jsonl", "training.jsonl"):
+    for name in (
+        "adapter/adapter_model.safetensors",
+        "items/document.jsonl",
+        "items/last_word.jsonl",
+        "training.jsonl",
+    ):
         assert (cut / "cells/pre+skip/seed0" / name).read_bytes() == (
             whole / "cells/pre+skip/seed0" / name
         ).read_bytes(), name
@@ -172,7 +185,10 @@ LEFT_BEHIND = {
     "the text without corpus.json": ["corpus.json", "environment.json", "summary.json", "cells"],
     "the text without environment.json": ["corpus.json", "cells"],
     "an adapter without its record": ["cells/pre+skip/seed0/trained.json", "cells/pre+skip/seed0/metrics.json"],
-    "a trained cell without its scores": ["cells/pre+skip/seed0/metrics.json", "cells/pre+skip/seed0/documents.jsonl"],
+    "a trained cell without its scores": [
+        "cells/pre+skip/seed0/metrics.json",
+        "cells/pre+skip/seed0/items/document.jsonl",
+    ],
     "cells without a summary": ["summary.json", "report.html"],
 }
 
@@ -186,7 +202,7 @@ def test_any_state_a_kill_can_leave_is_completed_to_the_same_result(finished, re
         shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
     result = in_process("probe", write_recipe(recipe), "--out", run)
     assert result.exit_code == 0, result.output
-    for name in ("adapter/adapter_model.safetensors", "documents.jsonl", "passages.jsonl"):
+    for name in ("adapter/adapter_model.safetensors", "items/document.jsonl", "items/last_word.jsonl"):
         path = Path("cells/pre+skip/seed0") / name
         assert (run / path).read_bytes() == (whole / path).read_bytes(), name
     assert {p.relative_to(run) for p in run.rglob("*")} == {p.relative_to(whole) for p in whole.rglob("*")}
@@ -206,9 +222,11 @@ def test_a_pair_of_adapters_is_trained_resumed_saved_measured_and_marked(recipe,
     assert any("over budget" in note for note in metrics["notes"])
     assert "over budget" in (run / "report.md").read_text("utf-8")
     # A kill between training and scoring: both adapters come back from their folders.
+    items = (cell / "items/document.jsonl").read_bytes()
     (cell / "metrics.json").unlink()
+    (cell / "items/document.jsonl").unlink()
     assert in_process("probe", write_recipe(recipe), "--out", run).exit_code == 0
-    assert read_json(cell / "metrics.json")["perplexity"] == metrics["perplexity"]
+    assert (cell / "items/document.jsonl").read_bytes() == items
 
 
 def test_a_method_that_does_not_fit_the_model_is_refused_before_anything_is_written(
