@@ -7,16 +7,19 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import transformers
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from preproj.adapter import PreProjConfig
 from preproj.adapter.layer import adapted_sites
+
+if TYPE_CHECKING:
+    from torch.utils.flop_counter import FlopCounterMode
 
 FLOAT32_BYTES = 4
 ADAMW_COPIES = 4  # the weight, its gradient and two moments
@@ -255,8 +258,10 @@ def _count_flops(model: PeftModel, tokens: int) -> tuple[Flops, Flops] | tuple[N
 
 
 @contextmanager
-def _counting(model: PeftModel) -> Iterator[tuple[list[int], FlopCounterMode]]:
+def _counting(model: PeftModel) -> Iterator[tuple[list[int], "FlopCounterMode"]]:
     """Count all FLOPs, and list those of the new weights, while the context is open."""
+    from torch.utils.flop_counter import FlopCounterMode  # slow to import, and `import preproj` needs none of it
+
     new: list[int] = []
 
     def count(linear: nn.Linear, args: tuple[Tensor]) -> None:

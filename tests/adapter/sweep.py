@@ -70,9 +70,7 @@ def examine(family: Family, model_type: str) -> Outcome:
     except ValueError as error:
         return Outcome(model_type, "refused", said=str(error).split(" Name the")[0])
     if idle := _idle(untouched, inputs):
-        return Outcome(
-            model_type, "not built", said=f"ValueError: the host's own {idle[0]} has no effect on its output"
-        )
+        return Outcome(model_type, "not built", said=f"the host's own {idle[0]} has no effect on its output")
     outcome = Outcome(model_type, "exact", kinds)
     model = get_peft_model(base, preproj.PreProjConfig(skip_init_std=0))
     try:

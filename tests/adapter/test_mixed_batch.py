@@ -94,6 +94,7 @@ def test_a_head_saved_with_the_adapter_is_its_own():
             "adapter_names holds 'nobody': expected '__base__' or one of 'both', 'pre'",
         ),
         (["both", "pre"], "but got 2 names for a batch of 5: give one name per sample"),
+        (["both"], "but got 1 names for a batch of 5: give one name per sample"),
     ],
 )
 def test_names_that_do_not_fit_are_refused(names, sentence):

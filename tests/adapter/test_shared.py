@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from checks import IDS, shake
-from peft import get_peft_model
+from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from tiny import tiny_of
 from torch import Tensor, nn
 from transformers import AutoModel
@@ -71,14 +71,7 @@ def test_llama_with_one_attention_for_three_layers():
     assert_same_gradients(layer, weights)
 
 
-def test_albert():
-    """Its layers share one block, whose attention adds its own input: x̃ enters Q/K/V, the residual stays x̂."""
-    base = tiny_of("albert", auto=AutoModel, num_hidden_layers=3)
-    shake(base)
-    untouched = copy.deepcopy(base).requires_grad_(False)
-    model = get_peft_model(base, PreProjConfig())
-    layer, weights = drawn(model)
-
+def albert_by_hand(untouched: nn.Module, weights: list[Tensor]) -> Tensor:
     x = untouched.encoder.embedding_hidden_mapping_in(untouched.embeddings(IDS))
     block = untouched.encoder.albert_layer_groups[0].albert_layers[0]
     own = block.attention
@@ -88,7 +81,18 @@ def test_albert():
         mixed = (q @ k.mT / 8**0.5).softmax(-1) @ v
         x = own.LayerNorm(x + own.dense(mixed.transpose(1, 2).reshape(2, 9, 32)) + skip)
         x = block.full_layer_layer_norm(x + block.ff_chunk(x))
+    return x
 
+
+def test_albert():
+    """Its layers share one block, whose attention adds its own input: x̃ enters Q/K/V, the residual stays x̂."""
+    base = tiny_of("albert", auto=AutoModel, num_hidden_layers=3)
+    shake(base)
+    untouched = copy.deepcopy(base).requires_grad_(False)
+    model = get_peft_model(base, PreProjConfig())
+    layer, weights = drawn(model)
+
+    x = albert_by_hand(untouched, weights)
     output = model(input_ids=IDS).last_hidden_state
     torch.testing.assert_close(output, x, rtol=1e-10, atol=1e-10)
     output.square().mean().backward()
@@ -96,6 +100,26 @@ def test_albert():
     assert_same_gradients(layer, weights)
     with model.disable_adapter(), torch.no_grad():
         assert torch.equal(model(input_ids=IDS).last_hidden_state, untouched(input_ids=IDS).last_hidden_state)
+
+
+@pytest.mark.parametrize("lora_first", [True, False])
+def test_lora_in_albert_reads_x_tilde_whichever_comes_first(lora_first):
+    base = tiny_of("albert", auto=AutoModel, num_hidden_layers=3)
+    shake(base)
+    untouched = copy.deepcopy(base)
+    lora = LoraConfig(target_modules=["query", "dense"], r=2)
+    inject_adapter_in_model(lora, untouched)
+    shake(untouched)
+    if lora_first:
+        inject_adapter_in_model(lora, base)
+    get_peft_model(base, PreProjConfig())
+    if not lora_first:
+        inject_adapter_in_model(lora, base)
+    base.load_state_dict(untouched.state_dict(), strict=False)
+    _, weights = drawn(base)
+    with torch.no_grad():
+        expected = albert_by_hand(untouched, weights)
+        torch.testing.assert_close(base(input_ids=IDS).last_hidden_state, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_albert_keeps_its_residual_under_dropout():

@@ -124,19 +124,18 @@ def test_every_place_of_a_shared_module_is_measured():
     model = get_peft_model(tiny_of("albert", auto=AutoModelForMaskedLM), PreProjConfig())
     ((_, attention, layer),) = adapted_sites(model)
     shake(layer)
-    ratios, skip = [], layer.skip["default"]
     x_tildes: list[torch.Tensor] = []
+    attn_outs: list[torch.Tensor] = []
     handles = [
         attention.register_forward_pre_hook(lambda m, a: x_tildes.append(a[0])),
-        attention.output_dropout.register_forward_hook(
-            lambda m, a, out: ratios.append((x_tildes[-1] @ skip.weight.T).norm(dim=-1) / out.norm(dim=-1)),
-            prepend=True,
-        ),
+        attention.output_dropout.register_forward_hook(lambda m, a, out: attn_outs.append(out), prepend=True),
     ]
     for ids in TEXTS:
         model(torch.tensor([ids]))
     for handle in handles:
         handle.remove()
+    skips = [x_tilde @ layer.skip["default"].weight.T for x_tilde in x_tildes]
+    ratios = [skip.norm(dim=-1) / out.norm(dim=-1) for skip, out in zip(skips, attn_outs, strict=True)]
     assert len(ratios) == 2 * len(TEXTS)
     (row,) = measure_layers(model, TEXTS)
     assert row["skip_to_attention"] == pytest.approx(torch.cat(ratios).mean().item(), rel=1e-5)

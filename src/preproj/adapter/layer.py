@@ -179,10 +179,10 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
         if self.mixed_batch is None:
             return [(adapter, None) for adapter in self.active_adapters]
         repeats, rest = divmod(len(hidden_states), len(self.mixed_batch))
-        if rest or not repeats:
+        if rest:
             raise ValueError(
-                "Length of `adapter_names` should be the same as the number of inputs, but got "
-                f"{len(self.mixed_batch)} names for a batch of {len(hidden_states)}: give one name per sample."
+                f"adapter_names does not work in this model: {self.name!r} sees {len(hidden_states)} rows for "
+                f"{len(self.mixed_batch)} samples. Use set_adapter, one adapter after the other."
             )
         names = [name for name in self.mixed_batch for _ in range(repeats)]
         device = hidden_states.device

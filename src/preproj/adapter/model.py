@@ -18,6 +18,8 @@ from preproj.adapter.devices import CHILD, base_weight
 from preproj.adapter.layer import BASE, CANNOT_MERGE, PreProjLayer, adapted_sites, drop_hooks
 from preproj.adapter.sites import NotUnderstoodError, Site, hidden_size_of, name_one_of, own_site, site_of, sites
 
+INPUTS = ("input_ids", "inputs", "inputs_embeds", "pixel_values", "input_values", "input_features")
+
 
 class PreProjModel(BaseTuner):
     """Pre-projection and content skip in a model, as PEFT's ``get_peft_model`` builds it.
@@ -179,6 +181,13 @@ class PreProjModel(BaseTuner):
             raise ValueError(
                 f"adapter_names holds {', '.join(map(repr, unknown))}: expected {BASE!r} or one of "
                 f"{', '.join(map(repr, self.peft_config))}."
+            )
+        inputs = [*args, *(kwargs.get(name) for name in INPUTS)]
+        batch = next((len(given) for given in inputs if isinstance(given, torch.Tensor)), len(names))
+        if batch != len(names):
+            raise ValueError(
+                "Length of `adapter_names` should be the same as the number of inputs, but got "
+                f"{len(names)} names for a batch of {batch}: give one name per sample."
             )
         layers = [layer for _, _, layer in adapted_sites(self.model)]
         handles = [
