@@ -120,7 +120,7 @@ def test_x_is_brought_to_the_device_of_attention_before_the_new_weights_read_it(
     if chained:
         add_hook_to_module(attention, AlignDevicesHook(), append=True)
     seen = []
-    position, argument = layer._site.arguments[0]
+    position, argument = layer.site.arguments[0]
     attention.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append(args[position] if position < len(args) else kwargs[argument]),
         with_kwargs=True,

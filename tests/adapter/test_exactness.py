@@ -8,7 +8,6 @@ from naive import ARCHITECTURES, naive_logits, tiny_model
 from peft import PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-import preproj
 from preproj import PreProjConfig
 from preproj.adapter.layer import adapted_sites
 from preproj.initial import draw_initial_weight
@@ -185,7 +184,3 @@ def test_without_autocast_the_new_weights_follow_the_base():
     model = get_peft_model(tiny_model("llama").to(torch.bfloat16), PreProjConfig(), autocast_adapter_dtype=False)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert model(IDS).logits.dtype == torch.bfloat16
-
-
-def test_public_names():
-    assert preproj.__all__ == ["ContentSkip", "PreProjConfig", "PreProjModel", "PreProjection", "__version__", "sites"]
