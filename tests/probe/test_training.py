@@ -59,9 +59,8 @@ def test_the_model_really_gets_those_tokens(tmp_path, monkeypatch):
 def test_blocks_in_a_file_train_alike_and_the_hash_is_of_64_bit_tokens(tmp_path):
     np.save(tmp_path / "blocks.npy", BLOCKS.astype(np.uint16))
     stored = np.load(tmp_path / "blocks.npy", mmap_mode="r")
-    trained = train(
-        attach(tiny_model("llama").float(), "pre", 0).model, stored, SETTINGS, 1e-3, 0, tmp_path, lambda step: None
-    )
+    attached = attach(tiny_model("llama").float(), "pre", 0)
+    trained = train(attached, stored, SETTINGS, 1e-3, 0, tmp_path, lambda step: None)
     expected = BLOCKS[block_order(20, 24, 0)].astype("<i8").tobytes()
     assert trained.token_order_sha256 == hashlib.sha256(expected).hexdigest()
 

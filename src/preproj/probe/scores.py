@@ -1,12 +1,14 @@
 """What a cell scored, item by item: ``items/<task>.jsonl`` of its folder, from which everything else is computed.
 
-A line is one item: ``id``, ``group`` (items of one group are drawn together by the bootstrap, such as the passages of
-one document) and, under each metric's name, the pair of its total and its weight: correct and 1, or negative
-log-likelihood (nats) and number of tokens. Further keys say what the model answered.
+Every measure is a sum over items divided by a sum of weights: correct answers by number of questions (``accuracy``), or
+negative log-likelihood by number of tokens, of which ``exp`` is taken (``perplexity``). A line is one item: ``id``,
+``group`` (items of one group are drawn together by the bootstrap, such as the passages of one document) and, under each
+metric's name, the pair of its total and its weight: correct and 1, or negative log-likelihood (nats) and number of
+tokens. Further keys say what the model answered.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,9 +16,21 @@ from typing import Any, Literal
 import numpy as np
 
 from preproj.probe.files import read_json, read_jsonl, write_jsonl
-from preproj.probe.statistics import METRICS
 
 Kind = Literal["accuracy", "perplexity"]
+
+
+def accuracy(totals: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the share of correct answers, over the last axis (items)."""
+    return totals.sum(-1) / weights.sum(-1)
+
+
+def perplexity(totals: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return exp of the mean negative log-likelihood per unit of weight, over the last axis (items)."""
+    return np.exp(totals.sum(-1) / weights.sum(-1))
+
+
+METRICS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {"accuracy": accuracy, "perplexity": perplexity}
 
 
 @dataclass(frozen=True)

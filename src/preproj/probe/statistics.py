@@ -1,17 +1,18 @@
 """Scores, their intervals, and paired comparisons of methods on the same held-out items.
 
-Every measure is a sum over items divided by a sum of weights: correct answers by number of questions (``accuracy``), or
-negative log-likelihood by number of tokens, of which ``exp`` is taken (``perplexity``). Arrays of totals are
-``(seeds, items)``: one row for each seed a method was trained with; a method with one cell for all seeds has one row.
+Arrays of totals are ``(seeds, items)``: one row for each seed a method was trained with; a method with one cell for all
+seeds has one row.
 Items that belong together (passages of one document) are summed into one first.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from scipy.stats import binomtest, bootstrap, norm, permutation_test, t
 from statsmodels.stats.multitest import multipletests
+
+from preproj.probe.scores import METRICS
 
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
@@ -24,19 +25,6 @@ INTERVALS = (
     "exact test for one seed's accuracy, else a paired permutation test over items; Holm's correction over the pairs "
     f"of a measure. The detectable difference is the smallest that would be found with {POWER:.0%} power at 5 %."
 )
-
-
-def accuracy(totals: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the share of correct answers, over the last axis (items)."""
-    return totals.sum(-1) / weights.sum(-1)
-
-
-def perplexity(totals: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return exp of the mean negative log-likelihood per unit of weight, over the last axis (items)."""
-    return np.exp(totals.sum(-1) / weights.sum(-1))
-
-
-METRICS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {"accuracy": accuracy, "perplexity": perplexity}
 
 
 def wilson(correct: int, n: int) -> tuple[float, float]:
