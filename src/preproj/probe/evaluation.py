@@ -17,6 +17,11 @@ PROTOCOLS = {
         "token; windows of {context} tokens moved by {stride}; over tokens (perplexity), over words as the harness "
         "counts them (word_perplexity) and over UTF-8 bytes (byte_perplexity)."
     ),
+    "document_v1": (
+        "Perplexity of documents as run folders of format 1 hold it ({split} split, at most {documents}, the first "
+        "{document_tokens} tokens of each): as document, but a document's first token has no context and is not scored, "
+        "and a window holds one token less; over tokens."
+    ),
     "stream": (
         "Perplexity of the stream: the {split} split's documents one after the other without separators, at most "
         "{windows} windows of {context} tokens moved by {stride}, every token scored once; over tokens."

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from datasets import disable_progress_bars
 from filelock import FileLock, Timeout
 from rich.console import Console
@@ -25,7 +24,7 @@ from preproj.probe.harness import load_tasks
 from preproj.probe.methods import method_configs
 from preproj.probe.prepared import Prepared, describe_corpus, prepare
 from preproj.probe.python_docs import python_docs
-from preproj.probe.recipe import Recipe
+from preproj.probe.recipe import Recipe, parse_recipe
 from preproj.probe.sources import read_corpus
 from preproj.probe.summary import cells_of, write_summary
 from preproj.probe.tokenised import text_cache
@@ -78,10 +77,10 @@ def _check_folder(run: Path, recipe: Recipe) -> None:
             raise RecipeError(f"run folder {run} is not empty and not a run; choose another with --out.")
         return
     try:
-        then = yaml.safe_load(known.read_text("utf-8"))
-    except yaml.YAMLError as error:
+        then = parse_recipe(known.read_text("utf-8"), str(known))  # a key that is newer than the run has its default
+    except RecipeError as error:
         raise RecipeError(f"{known} is damaged; choose another folder with --out.") from error
-    changed = _first_difference(then, yaml.safe_load(recipe.to_yaml()))
+    changed = _first_difference(then.model_dump(), recipe.model_dump())
     if changed:
         raise RecipeError(f"run folder {run} holds a run of another recipe: {changed}; choose another with --out.")
 

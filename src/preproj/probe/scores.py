@@ -85,7 +85,8 @@ def write_items(folder: Path, task: str, items: Iterable[dict[str, Any]]) -> Non
 def read_scores(folder: Path) -> dict[str, Score]:
     """Read every score of a finished cell, by the name of its measure.
 
-    Cells of format version 1 (preproj before 0.2) are read as ``document/perplexity`` and ``last_word/acc``.
+    Cells of format version 1 are read as ``document_v1/perplexity`` (a document's first token was not scored then) and
+    ``last_word/acc``.
     """
     metrics = read_json(folder / "metrics.json")
     if metrics["format_version"] == 1:
@@ -103,7 +104,7 @@ def read_scores(folder: Path) -> dict[str, Score]:
 def _of_version_1(folder: Path) -> dict[str, Score]:
     documents, passages = (read_jsonl(folder / f"{name}.jsonl") for name in ("documents", "passages"))
     perplexity = [(row["id"], row["negative_log_likelihood"], row["tokens"]) for row in documents]
-    scores = [_grouped(Measure("document", "perplexity", "perplexity"), perplexity)]
+    scores = [_grouped(Measure("document_v1", "perplexity", "perplexity"), perplexity)]
     if passages:
         correct = [(row["document"], float(row["correct"]), 1) for row in passages]
         scores.append(_grouped(Measure("last_word", "acc", "accuracy"), correct))

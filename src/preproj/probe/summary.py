@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from preproj.probe.cell import cell_folder
-from preproj.probe.evaluation import perplexity_protocol
+from preproj.probe.evaluation import PROTOCOLS, perplexity_protocol
 from preproj.probe.files import read_json, write_json
 from preproj.probe.harness import task_protocol
 from preproj.probe.passages import RULE
@@ -62,7 +62,7 @@ def write_summary(run: Path, recipe: Recipe, base: dict[str, Any]) -> bool:
             "base": base,
             "precision": read_json(run / "precision.json") if (run / "precision.json").exists() else None,
             "published": published(recipe.model.name),
-            "protocol": _protocol(recipe),
+            "protocol": _protocol(recipe, scores),
             "baseline": BASELINE if BASELINE in recipe.methods else None,
             "reference": REFERENCE if REFERENCE in recipe.methods else None,
             "measures": _measures(scores),
@@ -75,7 +75,7 @@ def write_summary(run: Path, recipe: Recipe, base: dict[str, Any]) -> bool:
     return all(row["status"] == "finished" for row in rows)
 
 
-def _protocol(recipe: Recipe) -> dict[str, str]:
+def _protocol(recipe: Recipe, scores: Scores) -> dict[str, str]:
     """Say how everything was measured, one entry for each part of the run."""
     training, evaluation = recipe.training, recipe.evaluation
     said = {
@@ -86,7 +86,8 @@ def _protocol(recipe: Recipe) -> dict[str, str]:
             f"decay {training.weight_decay:g}, gradient norm clipped at {training.max_grad_norm:g}."
         )
     }
-    said |= {name: perplexity_protocol(name, evaluation) for name in evaluation.perplexity}
+    tasks = dict.fromkeys(measure["task"] for measure in _measures(scores))
+    said |= {name: perplexity_protocol(name, evaluation) for name in tasks if name in PROTOCOLS}
     if evaluation.passages:
         said["last_word"] = RULE
     if evaluation.tasks:
