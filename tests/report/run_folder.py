@@ -37,6 +37,8 @@ def write_run(
     baseline: str | None = "none",
     reference: str | None = "lora",
     last_word: bool = True,
+    precision: dict[str, Any] | None = None,
+    published: dict[str, Any] | None = None,
 ) -> Path:
     """Writes the folder of a run whose cells have the numbers above, shifted a little by seed."""
     folder.mkdir(parents=True)
@@ -88,6 +90,8 @@ def write_run(
                 for theirs, ours in combinations(finished, 2)
             ],
             "interactions": [],
+            "precision": precision,
+            "published": published or {},
         },
     )
     _write_record(folder, methods, seeds)

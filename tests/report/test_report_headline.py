@@ -24,7 +24,7 @@ def pair(ours, theirs, perplexity, accuracy, *, matched=True):
     return Pair(ours, theirs, matched, dict(zip((m.name for m in MEASURES), intervals, strict=True)))
 
 
-def say(rows, pairs=(), reference="lora"):
+def say(rows, pairs=(), reference="lora", warning=None):
     finished = {row.method: row.result.scores for row in rows if row.result}
     scores = {
         method: {name: Interval(value, value - 1, value + 1) for name, value in values.items()}
@@ -41,6 +41,8 @@ def say(rows, pairs=(), reference="lora"):
         scores=scores,
         pairs=tuple(pairs),
         interactions=(),
+        published=(),
+        precision_warning=warning,
         environment=None,  # type: ignore[arg-type]
         corpus=None,  # type: ignore[arg-type]
         recipe="",
@@ -106,3 +108,9 @@ def test_unfinished_cells_are_counted():
 
 def test_the_untouched_model_alone_is_not_compared():
     assert say((cell("none", 0),)) == "none: document perplexity 30.00, last_word acc 40.0 %."
+
+
+def test_damage_of_a_dtype_is_said_before_everything_else():
+    assert say((cell("none", 0),), warning="The untouched model is damaged.").startswith(
+        "The untouched model is damaged."
+    )

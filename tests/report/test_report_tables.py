@@ -9,7 +9,7 @@ import pytest
 from html_page import Page
 from rich.console import Console
 
-from preproj.report import print_table
+from preproj.report import print_table, write_report
 
 MEASURES = ("document/perplexity", "last_word/acc")
 
@@ -107,3 +107,25 @@ def test_every_seed_has_its_row(build_run):
         seed = "all" if row["method"] == "none" else row["seed"]
         value = shown(row["scores"]["document/perplexity"], "document/perplexity")
         assert re.search(rf"{row['method']} +{seed} +{value}", printed)
+
+
+def test_published_numbers_stand_beside_the_measured_ones(build_run):
+    baseline = {"source": "a page", "scores": {"last_word/acc": {"value": 0.36, "standard_error": 0.01}}}
+    paper = {"source": "the paper", "methods": {"pre+skip": {"perplexity": 47.9}}}
+    folder = build_run(published={"baseline": baseline, "paper": paper})
+    table = Page(write_report(folder).read_text()).tables[-1]
+    assert table[1] == ["none", "last_word acc", "36.0 %", "35.2 %\n[31.3 %, 39.1 %]", "a page"]
+    assert table[2] == ["pre+skip", "perplexity", "47.9", "–", "the paper"]
+    baseline["scores"]["last_word/acc"]["value"] = 0.5
+    table = Page(write_report(build_run("other", published={"baseline": baseline})).read_text()).tables[-1]
+    assert "differs beyond its interval" in table[1][3]
+
+
+def test_interactions_have_their_table(build_run):
+    folder = build_run()
+    summary = json.loads((folder / "summary.json").read_text())
+    gain = {"document/perplexity": {"value": 0.5, "low": 0.1, "high": 0.9}}
+    summary["interactions"] = [{"name": "pre × skip", "differences": gain}]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    table = Page(write_report(folder).read_text()).tables[-1]
+    assert table[1] == ["pre × skip", "+0.50\n[+0.10, +0.90]", "–"]

@@ -19,8 +19,8 @@ PROTOCOLS = {
     ),
     "document_v1": (
         "Perplexity of documents as run folders of format 1 hold it ({split} split, at most {documents}, the first "
-        "{document_tokens} tokens of each): as document, but a document's first token has no context and is not scored, "
-        "and a window holds one token less; over tokens."
+        "{document_tokens} tokens of each): as document, but a document's first token has no context and is not "
+        "scored, and a window holds one token less; over tokens."
     ),
     "stream": (
         "Perplexity of the stream: the {split} split's documents one after the other without separators, at most "

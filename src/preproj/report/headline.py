@@ -18,14 +18,15 @@ def headline(run: Run) -> tuple[str, ...]:
     Returns:
         The sentences, the most important first.
     """
+    warning = (run.precision_warning,) if run.precision_warning else ()
     if not run.scores:
-        return ("No cell of this run has finished, so there is nothing to report yet.",)
-    sentences = [*_best(run)]
+        return (*warning, "No cell of this run has finished, so there is nothing to report yet.")
+    sentences = _best(run)
     subject = _subject(run)
     for other in dict.fromkeys((run.baseline, run.reference)):
         if other is not None and subject not in (other, run.baseline):
             sentences += _against(run, subject, other)
-    return (*(sentences or _values(run)), *_unfinished(run))
+    return (*warning, *(sentences or _values(run)), *_unfinished(run))
 
 
 def _subject(run: Run) -> str:

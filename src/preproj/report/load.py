@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, cast
 
@@ -18,6 +19,7 @@ from preproj.report.records import (
     Layer,
     Measure,
     Pair,
+    Published,
     Result,
     Row,
     Run,
@@ -44,12 +46,13 @@ def load(run_dir: Path) -> Run:
     if summary.whole("format_version") == 1:
         raise ReportError(f"{run_dir} holds a summary of format 1; {AGAIN}, and brings it up to date.")
     base, protocol = summary.child("base"), summary.child("protocol")
+    baseline = summary.optional_text("baseline")
     methods = {method.text("method"): method.child("scores") for method in summary.children("methods")}
     return Run(
         name=summary.text("name"),
         base=Base(base.text("name"), base.text("dtype"), base.whole("parameters"), base.optional_text("note")),
         protocol={name: protocol.text(name) for name in protocol.data},
-        baseline=summary.optional_text("baseline"),
+        baseline=baseline,
         reference=summary.optional_text("reference"),
         measures=tuple(map(_measure, summary.children("measures"))),
         rows=tuple(_row(row, run_dir) for row in summary.children("rows")),
@@ -58,6 +61,10 @@ def load(run_dir: Path) -> Run:
         interactions=tuple(
             Interaction(found.text("name"), _intervals(found.child("differences")))
             for found in summary.children("interactions")
+        ),
+        published=tuple(_published(summary.child("published"), baseline or "none")),
+        precision_warning=(
+            summary.child("precision").optional_text("warning") if summary.data.get("precision") is not None else None
         ),
         environment=_environment(read_json(run_dir / "environment.json")),
         corpus=_corpus(read_json(run_dir / "corpus.json")),
@@ -161,6 +168,23 @@ def _measure(fields: Fields) -> Measure:
 def _pair(fields: Fields) -> Pair:
     matched = fields.data.get("matched") is True
     return Pair(fields.text("ours"), fields.text("theirs"), matched, _intervals(fields.child("differences")))
+
+
+def _published(fields: Fields, baseline: str) -> Iterator[Published]:
+    """What others published of the model: of the untouched one by measure, and the paper's table by method."""
+    if "baseline" in fields.data:
+        known = fields.child("baseline")
+        scores = known.child("scores")
+        for name in scores.data:
+            value = scores.child(name).number("value")
+            yield Published(baseline, name.replace("/", " "), value, name, known.text("source"))
+    if "paper" in fields.data:
+        paper = fields.child("paper")
+        methods = paper.child("methods")
+        for method in methods.data:
+            numbers = methods.child(method)
+            for what in numbers.data:
+                yield Published(method, what, numbers.number(what), None, paper.text("source"))
 
 
 def _intervals(fields: Fields) -> dict[str, Interval]:

@@ -77,6 +77,17 @@ class Interaction:
 
 
 @dataclass(frozen=True)
+class Published:
+    """A number that somebody else published: of which method, in whose words, and the measure here that is the same."""
+
+    method: str
+    what: str
+    value: float
+    measure: str | None
+    source: str
+
+
+@dataclass(frozen=True)
 class Layer:
     """What one adapted attention module learned; None where the method has no such part."""
 
@@ -191,6 +202,8 @@ class Run:
     scores: Mapping[str, Mapping[str, Interval]]
     pairs: tuple[Pair, ...]
     interactions: tuple[Interaction, ...]
+    published: tuple[Published, ...]
+    precision_warning: str | None
     environment: Environment
     corpus: Corpus
     recipe: str

@@ -38,7 +38,7 @@ def tables(run: Run) -> tuple[Table, ...]:
     """
     others = [other for other in (run.baseline, run.reference) if other is not None]
     found = [_scores(run), *(_differences(run, other) for other in others), _cost(run), _cells(run), _all_pairs(run)]
-    return tuple(table for table in (*found, _interactions(run)) if table is not None and table.rows)
+    return tuple(table for table in (*found, _interactions(run), _published(run)) if table is not None and table.rows)
 
 
 def footnotes(run: Run) -> tuple[str, ...]:
@@ -190,6 +190,24 @@ def _interactions(run: Run) -> Table:
     )
     titles = ("parts", *_titles(run.measures, unit=True)[1:])
     return Table("Interactions: gain of both parts together minus the sum of each one's gain", titles, rows)
+
+
+def _published(run: Run) -> Table:
+    """Numbers of others beside what was measured here."""
+    measures = {measure.name: measure for measure in run.measures}
+    rows = []
+    for known in run.published:
+        measure, here = measures.get(known.measure or ""), Cell(units.NOTHING)
+        value = f"{known.value:g}"
+        if measure is not None and measure.name in run.scores.get(known.method, {}):
+            measured = run.scores[known.method][measure.name]
+            agrees = measured.low <= known.value <= measured.high
+            here = _score(measure, measured)
+            here = Cell(here.text, (*here.details, *(() if agrees else ("differs beyond its interval",))))
+            value = units.measured(measure, known.value)
+        rows.append((Cell(known.method), Cell(known.what), Cell(value), here, Cell(known.source)))
+    titles = ("method", "what", "published", "measured here", "source")
+    return Table("Published by others, not measured here", titles, tuple(rows))
 
 
 def _titles(measures: tuple[Measure, ...], *, unit: bool = False) -> tuple[str, ...]:

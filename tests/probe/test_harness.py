@@ -1,0 +1,118 @@
+"""Benchmarks through lm-eval, against its own results."""
+
+import json
+import math
+
+import pytest
+import torch
+from lm_eval import simple_evaluate
+from lm_eval.models.huggingface import HFLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from preproj.probe.errors import RecipeError
+from preproj.probe.evaluation import score_document
+from preproj.probe.harness import load_tasks, run_tasks, task_protocol
+from preproj.probe.recipe import Evaluation
+
+ARC = [
+    {
+        "id": str(i),
+        "question": f"Which number is {i}?",
+        "choices": {"text": [str(i), "none of them", "a very long answer"], "label": ["A", "B", "C"]},
+        "answerKey": "ABC"[i % 3],
+    }
+    for i in range(9)
+]
+HELLASWAG = [
+    {"query": f"Someone counts to {i}", "endings": ["and stops.", "and runs away.", "x", "y"], "label": i % 4}
+    for i in range(6)
+]
+LAMBADA = [{"text": f"A man counts to the number {i} and then he stops counting"} for i in range(5)]
+WIKITEXT = [{"page": "A short page about numbers. It has two sentences."}, {"page": "Another page " * 60}]
+
+
+@pytest.fixture(scope="module")
+def items(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("items")
+    files = {"arc_easy": ARC, "hellaswag_processed": HELLASWAG, "lambada_openai": LAMBADA, "wikitext": WIKITEXT}
+    for name, rows in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_base):
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_pretrained(tiny_base, dtype="float32")
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    return model.train(), AutoTokenizer.from_pretrained(tiny_base)
+
+
+TASKS = ["lambada_openai", "hellaswag", "arc_easy", "wikitext"]
+
+
+def test_scores_are_those_of_the_harness(model, items):
+    base, tokenizer = model
+    tasks = load_tasks(TASKS, items)
+    found = run_tasks(base, tokenizer, tasks, limit=None, batch_size=4)
+    assert base.training  # as it was
+    lm = HFLM(pretrained=base, tokenizer=tokenizer, batch_size=1)
+    theirs = simple_evaluate(model=lm, tasks=list(load_tasks(TASKS, items).values()), bootstrap_iters=0)["results"]
+    compared = 0
+    for task, (kinds, rows) in found.items():
+        for metric, kind in kinds.items():
+            total, weight = (sum(column) for column in zip(*(row[metric] for row in rows), strict=True))
+            value = math.exp(total / weight) if kind == "perplexity" else total / weight
+            assert value == pytest.approx(theirs[task][f"{metric},none"], rel=1e-5), (task, metric)
+            compared += 1
+    assert compared == 8  # acc and perplexity; acc and acc_norm, twice; words and bytes
+    assert [len(rows) for _, rows in found.values()] == [5, 6, 9, 2]
+
+
+def test_a_limit_takes_the_first_items(model, items):
+    base, tokenizer = model
+    ((_, rows),) = run_tasks(base, tokenizer, load_tasks(["arc_easy"], items), limit=4, batch_size=4).values()
+    assert [row["id"] for row in rows] == ["0", "1", "2", "3"]
+
+
+def test_our_document_perplexity_is_that_of_the_harness(model, items):
+    base, tokenizer = model
+    ((_, rows),) = run_tasks(base, tokenizer, load_tasks(["wikitext"], items), limit=None, batch_size=1).values()
+    context = base.config.max_position_embeddings - 1  # the harness reads one token less than the model can
+    base.eval()
+    for row, page in zip(rows, WIKITEXT, strict=True):
+        ids = tokenizer(page["page"]).input_ids
+        ours = score_document(base, tokenizer, "", ids, context, context)
+        for metric in ("word_perplexity", "byte_perplexity"):
+            assert ours[metric] == pytest.approx(row[metric], rel=1e-4), metric
+
+
+def test_processed_items_are_marked(items):
+    marked = task_protocol(Evaluation(tasks=["hellaswag"], task_data=items))
+    assert "from already cleaned items" in marked
+    assert "cleaned" not in task_protocol(Evaluation(tasks=["arc_easy"], task_data=items))
+
+
+@pytest.mark.parametrize(
+    ("names", "rows", "sentence"),
+    [
+        (["arc_easy"], None, "arc_easy.jsonl is missing or empty; arc_easy reads its items there"),
+        (["arc_easy"], "", "arc_easy.jsonl is missing or empty"),
+        (["arc_easy"], "not json\n", "arc_easy.jsonl is not JSON lines"),
+        (["arc_easy"], '{"question": "?"}\n', "has no field choices, answerKey; arc_easy needs question, choices"),
+        (["no_such_task"], '{"text": "a"}\n', "lm-eval has no task no_such_task"),
+    ],
+)
+def test_what_is_wrong_with_local_items_is_one_sentence(names, rows, sentence, tmp_path):
+    if rows is not None:
+        (tmp_path / f"{names[0]}.jsonl").write_text(rows)
+    with pytest.raises(RecipeError, match=sentence):
+        load_tasks(names, str(tmp_path))
+
+
+def test_without_the_hub_the_sentence_says_what_to_do(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    with pytest.raises(RecipeError, match=r"cannot be had from the Hub; give local ones with evaluation\.task_data"):
+        load_tasks(["arc_easy"], None)
