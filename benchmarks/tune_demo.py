@@ -43,7 +43,8 @@ def main() -> None:
         recipe = trial(demo, learning_rate)
         run_probe(recipe, RUNS / f"{learning_rate:g}", console)
         for row in read_json(RUNS / f"{learning_rate:g}" / "summary.json")["rows"]:
-            perplexity.setdefault(row["method"], {})[f"{learning_rate:g}"] = row.get("perplexity")
+            scores = row.get("scores", {})
+            perplexity.setdefault(row["method"], {})[f"{learning_rate:g}"] = scores.get("document/perplexity")
     best = {
         method: min((value, rate) for rate, value in trials.items() if value is not None)[1]
         for method, trials in perplexity.items()
