@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 from preproj.probe.corpus import Corpus
 from preproj.probe.python_docs import python_docs
 from preproj.probe.recipe import METHODS
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep texts and converted models out of the user's cache."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREPROJ_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +37,7 @@ def text_files(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> dict
     paths = {}
     for split, documents in corpus.splits.items():
         path = folder / f"{split}.jsonl"
-        rows = [{"id": d.id, "text": d.text[:4000]} for d in documents[:24]]
+        rows = [{"id": d["id"], "text": d["text"][:4000]} for d in documents.select(range(24))]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         paths[split] = str(path)
     return paths

@@ -18,7 +18,7 @@ def story(*endings):
 
 @pytest.fixture(scope="module")
 def held_out():
-    return python_docs().splits["test"]
+    return [Document(**row) for row in python_docs().splits["test"]]
 
 
 def test_a_passage_ends_before_the_last_word_of_as_few_sentences_as_make_30_words():

@@ -1,5 +1,6 @@
 """The real model: published and independently measured figures, and the demo itself."""
 
+import hashlib
 import json
 import math
 import os
@@ -8,11 +9,19 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from preproj.probe.base import PACKAGED, load_model, load_tokenizer, resolve_base
+from preproj.probe.base import PACKAGED, load_config, load_model, load_tokenizer, resolve_base
 from preproj.probe.evaluation import score_document, score_last_word
 from preproj.probe.files import read_json, read_jsonl
+from preproj.probe.prepared import prepare
+from preproj.probe.python_docs import python_docs
+from preproj.probe.recipe import load_recipe
+from preproj.probe.tokenised import text_cache
+from preproj.probe.training import block_order
+
+RESULTS = Path(__file__).parents[2] / "results" / "demo"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -43,6 +52,23 @@ def test_lambada_accuracy_of_the_untouched_model(smollm2, data_folder: Path):
         context, target = text.rsplit(" ", 1)
         correct += score_last_word(model, tokenizer, context, " " + target)["correct"]
     assert correct / 200 == pytest.approx(0.34, abs=0.005)
+
+
+def test_the_demos_blocks_are_those_of_the_published_run():
+    base = resolve_base(PACKAGED)
+    tokenizer, recipe, corpus = load_tokenizer(base), load_recipe(None), python_docs()
+    with text_cache():
+        blocks = prepare(recipe, corpus, tokenizer, load_config(base)).blocks
+    stream: list[int] = []
+    for row in corpus.splits["train"]:
+        stream += [*tokenizer(row["text"], add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+    assert blocks.ravel().tolist() == stream[: blocks.size]
+    assert len(stream) - blocks.size < 256 == blocks.shape[1]
+    # Another Python carries another text, and then another order of tokens.
+    published = read_json(RESULTS / "cells/pre+skip/seed0/trained.json")["token_order_sha256"]
+    order = block_order(len(blocks), recipe.training.steps * recipe.training.batch_size, seed=0)
+    same_order = hashlib.sha256(blocks[order].astype(np.int64).tobytes()).hexdigest() == published
+    assert same_order == (corpus.sha256 == read_json(RESULTS / "corpus.json")["sha256"])
 
 
 def test_the_demo_ends_in_time_and_memory_and_pre_skip_lowers_perplexity(tmp_path: Path):

@@ -47,9 +47,20 @@ def changed(path: str, value: object) -> str:
         ("model.dtype", "int8", "model.dtype is 'int8'; allowed: 'float32', 'bfloat16' or 'float16'"),
         ("model", "base", "model is 'base'; it should be a valid dictionary"),
         ("name", "a/b", "name is 'a/b'; it should match pattern"),
-        ("data.source", "web", "data.source is 'web'; allowed: 'python-docs' or 'files'"),
+        ("data.source", "web", "data.source is 'web'; allowed: 'python-docs', 'files' or 'datasets'"),
         ("data", {"source": "files", "train": "a.txt"}, "data: source files needs train, validation and test"),
-        ("data", {"train": "a.txt"}, "data: train goes with source: files only"),
+        ("data", {"train": "a.txt"}, "data: train goes with source: files or datasets only"),
+        ("data", {"source": "datasets"}, "data: source datasets needs name, a data set on the Hub or a folder"),
+        (
+            "data",
+            {"source": "files", "train": "a", "validation": "b", "test": "c", "revision": "main"},
+            "data: revision goes with source: datasets only",
+        ),
+        (
+            "data",
+            {"source": "datasets", "name": "a/b", "streaming": True, "train": "train[:90%]"},
+            "data: streaming needs train to say how many documents, like train[:1000]",
+        ),
         (
             "training.learning_rate",
             {"pre": float("inf")},
@@ -110,6 +121,21 @@ def test_defaults_are_the_papers_and_the_resolved_recipe_reads_back():
     assert recipe.training.steps == 1
     assert parse_recipe(recipe.to_yaml(), "x") == recipe
     assert "warmup_ratio: 0.1" in recipe.to_yaml()
+    streamed = {"source": "datasets", "name": "a/b", "streaming": True, "articles": True, "revision": "main"}
+    streamed |= {split: f"{split}[:100]" for split in ("train", "validation", "test")}
+    streamed = parse_recipe(changed("data", streamed), "x")
+    assert parse_recipe(streamed.to_yaml(), "x") == streamed
+
+
+def test_a_place_ends_in_a_part_or_is_whole():
+    data = parse_recipe(
+        changed("data", {"source": "datasets", "name": "a/b", "train": "train[:90%]", "test": "odd[1]name"}), "x"
+    ).data
+    assert [data.place(split) for split in ("train", "validation", "test")] == [
+        ("train", "[:90%]"),
+        ("validation", ""),
+        ("odd[1]name", ""),
+    ]
 
 
 def test_the_demo_compares_the_four_methods_with_one_seed():

@@ -76,7 +76,8 @@ def test_a_run_writes_its_folder_and_a_second_call_does_nothing_again(finished, 
     written = {p.relative_to(run).as_posix() for p in run.rglob("*") if p.is_file() and p.name != ".lock"}
     assert written == {
         *("recipe.yaml", "environment.json", "corpus.json", "summary.json", "report.html", "report.md"),
-        *(f"data/{name}" for name in ("blocks.npy", "documents.jsonl", "passages.jsonl")),
+        *(f"data/{name}" for name in ("blocks.npy", "passages.jsonl")),
+        *(f"data/test/{name}" for name in ("data-00000-of-00001.arrow", "dataset_info.json", "state.json")),
         *(f"figures/{name}.svg" for name in ("headline", "learning-curves", "pre-to-input", "skip-norm")),
         "figures/skip-to-attention.svg",
         *(f"cells/none/seed0/{name}" for name in CELL_FILES),
@@ -315,6 +316,8 @@ MISTAKES = [
     (lambda r: r["data"].update(test="/nowhere/text.txt"), "data.test: "),
     (lambda r: r["training"].update(block_size=640, batch_size=1), "training.block_size is 640: "),
     (lambda r: r["evaluation"].update(context=129), "evaluation.context is 129: "),
+    (lambda r: r["data"].update(column="body"), "has no string in the field body; it has id, text."),
+    (lambda r: r["data"].update(test=r["data"]["test"] + "[:none]"), "data.test ends in [:none]; "),
 ]
 
 

@@ -1,5 +1,6 @@
 """Frozen-probe training: the data it sees, what changes, and resuming."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from preproj.probe.files import read_jsonl
 from preproj.probe.methods import attach
 from preproj.probe.recipe import Training
-from preproj.probe.training import NonFiniteLossError, block_order, pack, train
+from preproj.probe.training import NonFiniteLossError, block_order, train
 
 BLOCKS = np.random.default_rng(0).integers(0, 64, size=(20, 16))
 SETTINGS = Training(tokens=16 * 2 * 12, block_size=16, batch_size=2, learning_rate={"pre+skip": 1e-2}, save_steps=4)
@@ -28,10 +29,6 @@ def run(folder: Path, method: str = "pre+skip", rate: float = 1e-2, seed: int = 
 
 def new_weights(model) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters() if p.requires_grad])
-
-
-def test_pack_joins_documents_with_the_separator_and_drops_the_rest():
-    assert pack([[1, 2, 3], [4], [5, 6]], separator=0, block_size=4).tolist() == [[1, 2, 3, 0], [4, 0, 5, 6]]
 
 
 def test_block_order_is_whole_shuffled_passes():
@@ -57,6 +54,15 @@ def test_the_model_really_gets_those_tokens(tmp_path, monkeypatch):
     )
     train(attached, BLOCKS, SETTINGS, 1e-3, 0, tmp_path, lambda step: None)
     assert torch.equal(torch.cat(seen), torch.as_tensor(BLOCKS[block_order(20, 24, 0)]))
+
+
+def test_blocks_in_a_file_train_alike_and_the_hash_is_of_64_bit_tokens(tmp_path):
+    np.save(tmp_path / "blocks.npy", BLOCKS.astype(np.uint16))
+    stored = np.load(tmp_path / "blocks.npy", mmap_mode="r")
+    attached = attach(tiny_model("llama").float(), "pre", 0)
+    trained = train(attached, stored, SETTINGS, 1e-3, 0, tmp_path, lambda step: None)
+    expected = BLOCKS[block_order(20, 24, 0)].astype("<i8").tobytes()
+    assert trained.token_order_sha256 == hashlib.sha256(expected).hexdigest()
 
 
 def test_first_loss_is_the_mean_cross_entropy_of_the_untrained_model(tmp_path):

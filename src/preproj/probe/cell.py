@@ -55,7 +55,7 @@ def run_cell(run: Path, method: str, seed: int) -> None:
     """
     recipe = parse_recipe((run / "recipe.yaml").read_text("utf-8"), str(run / "recipe.yaml"))
     folder = cell_folder(run, method, seed)
-    prepared = Prepared.read(run)
+    prepared = Prepared.read(run, recipe.evaluation)
     base = resolve_base(recipe.model.name)
     model = load_model(base, recipe.model.dtype)
     if torch.cuda.is_available():

@@ -11,6 +11,13 @@ from preproj.probe.errors import RecipeError
 FORMAT_VERSION = 1
 
 
+def cache_folder() -> Path:
+    """Return where things are kept between runs: ``PREPROJ_CACHE``, or the user's cache."""
+    import platformdirs  # of the extra `probe`: `preproj params` works without it
+
+    return Path(os.environ.get("PREPROJ_CACHE") or platformdirs.user_cache_dir("preproj"))
+
+
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` under a temporary name and rename it, so that a reader sees all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)

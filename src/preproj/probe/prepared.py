@@ -1,119 +1,121 @@
-"""The run's text, tokenised once and kept in the run folder for every cell."""
+"""The text of a run as every cell reads it: training blocks, held-out documents and passages."""
 
+import os
 import shutil
-from dataclasses import asdict, dataclass
+import sys
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from datasets import Dataset, load_from_disk
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from preproj.probe.corpus import SPLITS, Corpus
+from preproj.probe.base import context_length
+from preproj.probe.corpus import SPLITS, Corpus, Document
 from preproj.probe.errors import RecipeError
-from preproj.probe.files import read_jsonl, write_jsonl
+from preproj.probe.files import read_json, read_jsonl, write_jsonl
 from preproj.probe.passages import Passage, last_word_passages
-from preproj.probe.recipe import Recipe
-from preproj.probe.training import pack
+from preproj.probe.recipe import Evaluation, Recipe
+from preproj.probe.tokenised import BLOCKS, TOKENS, tokenised
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Tokenised text of a run.
+    """Tokenised text of a run, in a folder of the cache or the run's own.
 
     Attributes:
-        blocks: packed training text, ``(blocks, block_size)`` int64.
-        documents: ``(id, token ids)`` of each scored held-out document.
+        folder: holds the text; see :func:`preproj.probe.tokenised.tokenised`.
+        evaluation: the recipe's section.
         passages: of the last-word task.
-        tokens: number of tokens per split; not written.
     """
 
-    blocks: np.ndarray
-    documents: list[tuple[str, list[int]]]
+    folder: Path
+    evaluation: Evaluation
     passages: list[Passage]
-    tokens: dict[str, int]
+
+    @cached_property
+    def blocks(self) -> np.ndarray:
+        """Packed training text, ``(blocks, block_size)`` of an unsigned type, memory-mapped."""
+        return np.load(self.folder / BLOCKS, mmap_mode="r")
+
+    @cached_property
+    def held_out(self) -> Dataset:
+        """The whole split that is evaluated, memory-mapped: ``id``, ``text`` and ``input_ids`` of each document."""
+        return load_from_disk(str(self.folder / self.evaluation.split))
+
+    @cached_property
+    def documents(self) -> list[tuple[str, list[int]]]:
+        """``(id, token ids)`` of each held-out document that is scored, cut to ``evaluation.document_tokens``."""
+        cut = ((row["id"], row["input_ids"][: self.evaluation.document_tokens]) for row in self.held_out)
+        return list(islice((document for document in cut if len(document[1]) > 1), self.evaluation.documents))
 
     def write(self, run: Path) -> None:
-        """Write ``run/data``, whole or not at all."""
+        """Write ``run/data``, whole or not at all; what the cache holds is linked, where the file system can."""
         folder, temporary = run / "data", run / ".data.tmp"
         for leftover in (folder, temporary):
             shutil.rmtree(leftover, ignore_errors=True)
-        temporary.mkdir()
-        np.save(temporary / "blocks.npy", self.blocks)
-        write_jsonl(temporary / "documents.jsonl", ({"id": name, "input_ids": ids} for name, ids in self.documents))
+        split = self.evaluation.split
+        shutil.copytree(self.folder / split, temporary / split, copy_function=_link)
+        _link(self.folder / BLOCKS, temporary / BLOCKS)
         write_jsonl(temporary / "passages.jsonl", map(asdict, self.passages))
         temporary.rename(folder)
 
     @classmethod
-    def read(cls, run: Path) -> "Prepared":
+    def read(cls, run: Path, evaluation: Evaluation) -> "Prepared":
         """Read what :meth:`write` wrote."""
         folder = run / "data"
-        return cls(
-            np.load(folder / "blocks.npy"),
-            [(row["id"], row["input_ids"]) for row in read_jsonl(folder / "documents.jsonl")],
-            [Passage(**row) for row in read_jsonl(folder / "passages.jsonl")],
-            {},
-        )
+        return cls(folder, evaluation, [Passage(**row) for row in read_jsonl(folder / "passages.jsonl")])
 
 
-def prepare(recipe: Recipe, corpus: Corpus, tokenizer: Any, context_length: int, vocab_size: int) -> Prepared:
-    """Tokenise a corpus for a recipe; nothing is written.
+def prepare(recipe: Recipe, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> Prepared:
+    """Tokenise a corpus for a recipe, in the cache; call it inside :func:`preproj.probe.tokenised.text_cache`.
 
     Args:
         recipe: the checked recipe.
         corpus: its text.
         tokenizer: the base model's tokenizer.
-        context_length: the most tokens the base model reads at once.
-        vocab_size: rows of the base model's embedding.
+        config: the base model's configuration.
 
     Raises:
         RecipeError: where text, tokenizer and model do not fit the recipe.
     """
     training, evaluation = recipe.training, recipe.evaluation
+    limit = context_length(config) or sys.maxsize
     for key, value in (("training.block_size", training.block_size), ("evaluation.context", evaluation.context)):
-        if value > context_length:
-            raise RecipeError(f"{key} is {value}: {recipe.model.name} reads at most {context_length} tokens at once.")
-    if tokenizer.eos_token_id is None:
+        if value > limit:
+            raise RecipeError(f"{key} is {value}: {recipe.model.name} reads at most {limit} tokens at once.")
+    _check_tokenizer(recipe.model.name, tokenizer, config)
+    prepared = Prepared(tokenised(corpus, tokenizer, training.block_size), evaluation, [])
+    tokens = _tokens(prepared)["train"]
+    if tokens + len(corpus.splits["train"]) < training.block_size:
         raise RecipeError(
-            f"model.name: the tokenizer of {recipe.model.name} has no end-of-text token to part documents."
-        )
-    if len(tokenizer) > vocab_size:
-        raise RecipeError(
-            f"model.name: the tokenizer of {recipe.model.name} has {len(tokenizer)} entries, its embedding only "
-            f"{vocab_size}; they do not belong together."
-        )
-    encoded = {
-        split: tokenizer([document.text for document in corpus.splits[split]], add_special_tokens=False).input_ids
-        for split in SPLITS
-    }
-    tokens = {split: sum(map(len, documents)) for split, documents in encoded.items()}
-    blocks = pack(encoded["train"], tokenizer.eos_token_id, training.block_size)
-    if not len(blocks):
-        raise RecipeError(
-            f"data.train has {tokens['train']} tokens: expected at least one block of training.block_size = "
+            f"data.train has {tokens} tokens: expected at least one block of training.block_size = "
             f"{training.block_size}."
         )
-    held_out = corpus.splits[evaluation.split]
-    documents = [
-        (document.id, ids[: evaluation.document_tokens])
-        for document, ids in zip(held_out, encoded[evaluation.split], strict=True)
-        if len(ids) > 1
-    ][: evaluation.documents]
-    if len(documents) < 2:
-        raise RecipeError(f"data.{evaluation.split} has {len(documents)} documents to score: expected at least 2.")
+    if len(prepared.documents) < 2:
+        raise RecipeError(
+            f"data.{evaluation.split} has {len(prepared.documents)} documents to score: expected at least 2."
+        )
+    held_out = (Document(**row) for row in corpus.splits[evaluation.split])
     passages = [
         passage
         for passage in (last_word_passages(held_out, evaluation.passages) if evaluation.passages else [])
-        if len(tokenizer(passage.context + passage.target, add_special_tokens=False).input_ids) <= context_length
+        if len(tokenizer(passage.context + passage.target, add_special_tokens=False).input_ids) <= limit
     ]
     if evaluation.passages and not passages:
         raise RecipeError(
             f"data.{evaluation.split} has no English prose passage within the model's context for the last-word task; "
             "set evaluation.passages: 0 to leave it out."
         )
-    return Prepared(blocks, documents, passages, tokens)
+    return replace(prepared, passages=passages)
 
 
 def describe_corpus(corpus: Corpus, prepared: Prepared) -> dict[str, Any]:
     """Return the content of corpus.json (docs/run-folder.md)."""
+    tokens = _tokens(prepared)
     return {
         "source": corpus.source,
         "description": corpus.description,
@@ -122,9 +124,39 @@ def describe_corpus(corpus: Corpus, prepared: Prepared) -> dict[str, Any]:
         "splits": {
             split: {
                 "documents": len(corpus.splits[split]),
-                "characters": sum(len(document.text) for document in corpus.splits[split]),
-                "tokens": prepared.tokens[split],
+                "characters": sum(len(row["text"]) for row in corpus.splits[split]),
+                "tokens": tokens[split],
             }
             for split in SPLITS
         },
     }
+
+
+def _check_tokenizer(name: str, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
+    """Refuse a tokenizer that does not belong to the model."""
+    text_config = config.get_text_config()
+    rows, ends = text_config.vocab_size, text_config.eos_token_id
+    if tokenizer.eos_token_id is None:
+        raise RecipeError(f"model.name: the tokenizer of {name} has no end-of-text token to part documents.")
+    last = max(tokenizer.get_vocab().values())
+    if last >= rows:
+        raise RecipeError(
+            f"model.name: the tokenizer of {name} gives ids up to {last}, its embedding has only {rows} rows; they do "
+            "not belong together."
+        )
+    if ends is not None and tokenizer.eos_token_id not in (ends if isinstance(ends, list) else [ends]):
+        raise RecipeError(
+            f"model.name: the tokenizer of {name} ends a text with {tokenizer.eos_token_id}, its configuration with "
+            f"{ends}; they do not belong together."
+        )
+
+
+def _tokens(prepared: Prepared) -> dict[str, int]:
+    return read_json(prepared.folder / TOKENS)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)

@@ -10,7 +10,9 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from preproj.probe.corpus import SPLITS, Corpus, Document
+from datasets import Dataset
+
+from preproj.probe.corpus import SPLITS, Corpus
 from preproj.probe.errors import RecipeError
 
 MIN_CHARACTERS = 200
@@ -54,7 +56,9 @@ def python_docs() -> Corpus:
     held_out: set[tuple[str, ...]] = set()
     for split in reversed(SPLITS):
         texts = [(id, _unclaimed(documents[id], claimed, held_out)) for id in members[split]]
-        splits[split] = tuple(Document(id, text) for id, text in texts if len(text) >= MIN_CHARACTERS)
+        splits[split] = Dataset.from_list(
+            [{"id": id, "text": text} for id, text in texts if len(text) >= MIN_CHARACTERS]
+        )
         held_out.update(*(shingles(text) for _, text in texts))
     if len(splits["test"]) < MIN_TEST_DOCUMENTS:
         raise RecipeError(

@@ -34,21 +34,49 @@ class Model(Section):
 
 
 class Data(Section):
-    """The text: ``source: python-docs`` (every CPython carries it), or three files or folders."""
+    """The text: ``source: python-docs`` (every CPython carries it), files, or what ``datasets`` loads."""
 
-    source: Literal["python-docs", "files"] = "python-docs"
+    source: Literal["python-docs", "files", "datasets"] = "python-docs"
+    name: str | None = None
+    """A data set on the Hub, or a folder that holds one."""
+    config: str | None = None
+    revision: str | None = None
     train: str | None = None
+    """A file, a folder or a split's name; ``[:90%]`` or ``[100:200]`` at its end takes a part of its documents."""
     validation: str | None = None
     test: str | None = None
+    column: str = "text"
+    articles: bool = False
+    """Whether the text is lines of WikiText, to be put together into articles."""
+    streaming: bool = False
+    """Whether to read only what the parts name."""
 
     @model_validator(mode="after")
-    def _files_go_together(self) -> "Data":
-        given = [key for key in ("train", "validation", "test") if getattr(self, key) is not None]
-        if self.source == "files" and len(given) < 3:
-            raise ValueError("source files needs train, validation and test, each a .txt or .jsonl file or a folder")
-        if self.source != "files" and given:
-            raise ValueError(f"{given[0]} goes with source: files only")
+    def _keys_go_together(self) -> "Data":
+        allowed: dict[str, set[str]] = {
+            "python-docs": set(),
+            "files": {"train", "validation", "test", "column", "articles"},
+            "datasets": set(type(self).model_fields),
+        }
+        for key, field in type(self).model_fields.items():
+            if key not in {"source", *allowed[self.source]} and getattr(self, key) != field.default:
+                sources = [source for source, keys in allowed.items() if key in keys]
+                raise ValueError(f"{key} goes with source: {' or '.join(sources)} only")
+        if self.source == "files" and None in (self.train, self.validation, self.test):
+            raise ValueError("source files needs train, validation and test, each a file or a folder")
+        if self.source == "datasets" and self.name is None:
+            raise ValueError("source datasets needs name, a data set on the Hub or a folder that holds one")
+        if self.streaming:
+            for split in ("train", "validation", "test"):
+                if not re.fullmatch(r"\[\d*:\d+\]", self.place(split)[1]):
+                    raise ValueError(f"streaming needs {split} to say how many documents, like {split}[:1000]")
         return self
+
+    def place(self, split: str) -> tuple[str, str]:
+        """Return where a split comes from, and which part of it: ``("train", "[:90%]")``, or ``("train", "")``."""
+        match = re.fullmatch(r"(.*?)(\[[^\[\]]*:[^\[\]]*\])?", getattr(self, split) or split, re.DOTALL)
+        assert match is not None
+        return match[1], match[2] or ""
 
 
 class Training(Section):

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 import yaml
+from datasets import disable_progress_bars
 from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from preproj.cost import new_parameters
-from preproj.probe.base import Base, context_length, load_config, load_tokenizer, resolve_base
+from preproj.probe.base import Base, load_config, load_tokenizer, resolve_base
 from preproj.probe.cell import cell_folder, work_units
-from preproj.probe.corpus import SPLITS, Corpus, files
 from preproj.probe.environment import describe_environment
 from preproj.probe.errors import RecipeError
 from preproj.probe.files import write_json, write_text
@@ -26,7 +26,9 @@ from preproj.probe.methods import method_configs
 from preproj.probe.prepared import Prepared, describe_corpus, prepare
 from preproj.probe.python_docs import python_docs
 from preproj.probe.recipe import Recipe
+from preproj.probe.sources import read_corpus
 from preproj.probe.summary import cells_of, write_summary
+from preproj.probe.tokenised import text_cache
 
 Rows = list[dict[str, Any]]
 
@@ -47,11 +49,12 @@ def run_probe(recipe: Recipe, run: Path, console: Console) -> bool:
             holds something else or is in use.
     """
     _check_folder(run, recipe)
-    with console.status("preparing the base model and the text (the packaged model's first use takes half a minute)"):
+    with console.status("preparing the base model (the packaged model's first use takes half a minute)"):
         base = resolve_base(recipe.model.name)
         config = load_config(base)
         described = _describe_base(recipe, base, config)
-        fresh = None if (run / "corpus.json").exists() else _load_text(recipe, base, config)
+    # Outside the status: the library that tokenises draws its own progress bars, and forks.
+    fresh = None if (run / "corpus.json").exists() else _load_text(recipe, base, config, console)
     run.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(run / ".lock", timeout=0):
@@ -108,20 +111,24 @@ def _describe_base(recipe: Recipe, base: Base, config: PretrainedConfig) -> dict
     return {"name": base.name, "dtype": recipe.model.dtype, "parameters": parameters, "note": base.note}
 
 
-def _load_text(recipe: Recipe, base: Base, config: PretrainedConfig) -> tuple[Corpus, Prepared]:
-    """Read and tokenise the text."""
-    data = recipe.data
-    paths = [Path(getattr(data, split) or "") for split in SPLITS]
-    corpus = files(*paths) if data.source == "files" else python_docs()
-    length = context_length(config) or sys.maxsize
-    return corpus, prepare(recipe, corpus, load_tokenizer(base), length, config.get_text_config().vocab_size)
+def _load_text(
+    recipe: Recipe, base: Base, config: PretrainedConfig, console: Console
+) -> tuple[dict[str, Any], Prepared]:
+    """Read and tokenise the text; return the content of corpus.json and what the cells read."""
+    if not console.is_terminal:
+        disable_progress_bars()
+    tokenizer = load_tokenizer(base)
+    with text_cache() as documents:
+        corpus = python_docs() if recipe.data.source == "python-docs" else read_corpus(recipe.data, documents)
+        prepared = prepare(recipe, corpus, tokenizer, config)
+        return describe_corpus(corpus, prepared), prepared
 
 
-def _write_text(run: Path, dtype: str, corpus: Corpus, prepared: Prepared) -> None:
+def _write_text(run: Path, dtype: str, description: dict[str, Any], prepared: Prepared) -> None:
     """Write what every cell reads; corpus.json last, as the sign that all of it is there."""
     prepared.write(run)
     write_json(run / "environment.json", describe_environment(dtype))
-    write_json(run / "corpus.json", describe_corpus(corpus, prepared))
+    write_json(run / "corpus.json", description)
 
 
 def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console, sum_up: Callable[[], Rows]) -> Rows:

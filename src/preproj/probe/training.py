@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
 from torch import nn
-from torch.utils.data import SequentialSampler
+from torch.utils.data import Dataset, SequentialSampler
 from transformers import (
     Trainer,
     TrainerCallback,
@@ -46,22 +45,6 @@ class Trained:
     token_order_sha256: str
 
 
-def pack(documents: list[list[int]], separator: int, block_size: int) -> np.ndarray:
-    """Join tokenised documents with ``separator`` after each, and cut into blocks without padding.
-
-    Args:
-        documents: token ids of each document.
-        separator: token id that ends a document.
-        block_size: tokens per block; a last, shorter piece is dropped.
-
-    Returns:
-        ``(blocks, block_size)`` int64.
-    """
-    stream = np.concatenate([np.array([*tokens, separator], dtype=np.int64) for tokens in documents])
-    blocks = len(stream) // block_size
-    return stream[: blocks * block_size].reshape(blocks, block_size)
-
-
 def block_order(blocks: int, needed: int, seed: int) -> np.ndarray:
     """Return the indices of the blocks to train on: whole shuffled passes, one after the other, cut at ``needed``."""
     passes = [np.random.default_rng([seed, i]).permutation(blocks) for i in range(math.ceil(needed / blocks))]
@@ -83,7 +66,7 @@ def train(
 
     Args:
         attached: the method on the frozen base.
-        blocks: packed training text, ``(blocks, block_size)``.
+        blocks: packed training text, ``(blocks, block_size)`` of any integer type, read a block at a time.
         settings: the recipe's training section.
         learning_rate: peak of the schedule.
         seed: order of the blocks.
@@ -93,9 +76,7 @@ def train(
     Raises:
         NonFiniteLossError: if the loss is not finite.
     """
-    tokens = blocks[block_order(len(blocks), settings.steps * settings.batch_size, seed)]
-    labels = tokens.copy()
-    labels[:, 0] = -100  # nothing predicts a block's first token; older Trainers count it in the mean otherwise
+    order = block_order(len(blocks), settings.steps * settings.batch_size, seed)
     checkpoints = folder / "checkpoints"
     resume = _newest_whole_checkpoint(checkpoints)
     log = _Log(folder / "training.jsonl", settings, on_step)
@@ -123,12 +104,32 @@ def train(
     trainer = _FrozenProbeTrainer(
         attached,
         args=arguments,
-        train_dataset=Dataset.from_dict({"input_ids": tokens, "labels": labels}),
+        train_dataset=_Ordered(blocks, order),
         data_collator=default_data_collator,
         callbacks=[log],
     )
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    return Trained(log.seconds, hashlib.sha256(tokens.tobytes()).hexdigest())
+    digest = hashlib.sha256()
+    for i in order:
+        digest.update(blocks[i].astype(np.int64).tobytes())
+    return Trained(log.seconds, digest.hexdigest())
+
+
+class _Ordered(Dataset):
+    """The blocks in the order of training, one read at a time from the file they are in."""
+
+    def __init__(self, blocks: np.ndarray, order: np.ndarray):
+        self.blocks = blocks
+        self.order = order
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        ids = torch.from_numpy(self.blocks[self.order[i]].astype(np.int64))
+        labels = ids.clone()
+        labels[0] = -100  # nothing predicts a block's first token; older Trainers count it in the mean otherwise
+        return {"input_ids": ids, "labels": labels}
 
 
 class _FrozenProbeTrainer(Trainer):
