@@ -242,6 +242,21 @@ def loss(model: Any, inputs: Inputs) -> Tensor:
     return output.log_softmax(-1)[..., 1:5].mean() if output.shape[-1] > 5 else output.square().mean()
 
 
+def check_mixed_batch(model: PeftModel, inputs: Inputs) -> None:
+    """Asserts that in a mixed batch each sample goes through its own adapter, or that the batch is refused."""
+    model.eval()
+    with_adapter = run(model, inputs)
+    with model.disable_adapter():
+        without = run(model, inputs)
+    try:
+        mixed = run(model, inputs | {"adapter_names": ["default", "__base__"]})
+    except ValueError as error:
+        assert "adapter_names does not work in this model" in str(error), error
+        return
+    expected = torch.stack([with_adapter[0], without[1]])
+    assert _equal(mixed, expected, expected), "a mixed batch mixes its samples up"
+
+
 def check_generation(model: Any) -> None:
     """Asserts that cached generation is the uncached: greedy, beams, left padding."""
     padded = torch.ones_like(IDS)

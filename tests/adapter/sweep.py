@@ -23,6 +23,7 @@ from checks import (
     check_cross_attention,
     check_generation,
     check_gradients,
+    check_mixed_batch,
     check_start,
     check_static_cache,
     loss,
@@ -77,6 +78,7 @@ def examine(family: Family, model_type: str) -> Outcome:
         check_start(model, inputs, expected)
         check_gradients(model, inputs)
         check_blocks(model, inputs)
+        check_mixed_batch(model, inputs)
     except Exception as error:
         outcome.verdict, outcome.said = "wrong", _sentence(error)
         return outcome

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from preproj.cost import new_parameters
 from preproj.probe.base import Base, load_config, load_tokenizer, resolve_base
 from preproj.probe.cell import cell_folder, work_units
 from preproj.probe.environment import describe_environment
@@ -104,7 +105,8 @@ def _describe_base(recipe: Recipe, base: Base, config: PretrainedConfig) -> dict
         parameters = sum(p.numel() for p in shell.parameters())
         for method in recipe.methods:
             if method != "none":
-                method_configs(shell, method, seed=0)
+                for adapter in method_configs(shell, method, seed=0).values():
+                    new_parameters(shell, adapter)
     except ValueError as error:
         raise RecipeError(f"model.name: {base.name}: {error}") from error
     return {"name": base.name, "dtype": recipe.model.dtype, "parameters": parameters, "note": base.note}
