@@ -251,8 +251,9 @@ def check_mixed_batch(model: PeftModel, inputs: Inputs) -> None:
     try:
         mixed = run(model, inputs | {"adapter_names": ["default", "__base__"]})
     except ValueError as error:
-        assert "adapter_names does not work in this model" in str(error), error
-        return
+        if "adapter_names does not work in this model" in str(error):
+            return
+        raise
     expected = torch.stack([with_adapter[0], without[1]])
     assert _equal(mixed, expected, expected), "a mixed batch mixes its samples up"
 
