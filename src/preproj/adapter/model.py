@@ -174,6 +174,8 @@ class PreProjModel(BaseTuner):
         if names is None:
             yield
             return
+        if isinstance(names, str):
+            raise ValueError(f"adapter_names is {names!r}: expected a list with one name per sample.")
         if self.training:
             raise ValueError("Cannot pass `adapter_names` when the model is in training mode: call eval() first.")
         unknown = sorted(set(names) - {BASE, *self.peft_config})
@@ -196,11 +198,11 @@ class PreProjModel(BaseTuner):
         ]
         try:
             for layer in layers:
-                layer.mixed_batch = list(names)
+                layer.mixed_batch.set(list(names))
             yield
         finally:
             for layer in layers:
-                layer.mixed_batch = None
+                layer.mixed_batch.set(None)
             for handle in handles:
                 handle.remove()
 
