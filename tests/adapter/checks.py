@@ -246,7 +246,7 @@ def check_mixed_batch(model: PeftModel, inputs: Inputs) -> None:
     """Asserts that in a mixed batch each sample goes through its own adapter, or that the batch is refused."""
     model.eval()
     # Of a length that the batch divides, so that mixing up positions and samples shows.
-    inputs = {name: v[:, :4] if v.dtype == torch.long and v.dim() == 2 else v for name, v in inputs.items()}
+    inputs = {name: v[:, :4] if name in ("input_ids", "decoder_input_ids") else v for name, v in inputs.items()}
     with_adapter = run(model, inputs)
     with model.disable_adapter():
         without = run(model, inputs)
