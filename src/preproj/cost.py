@@ -28,6 +28,7 @@ ADAMW_COPIES = 4  # the weight, its gradient and two moments
 INPUT_PROJECTIONS = (
     *("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn", "Wqkv", "query", "key", "value"),
     *("q", "k", "v", "q_lin", "k_lin", "v_lin", "q_a_proj", "kv_a_proj_with_mqa"),
+    *("query_proj", "key_proj", "value_proj"),
 )
 
 

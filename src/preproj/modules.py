@@ -74,7 +74,7 @@ class PreProjection(nn.Module):
         name: distinguishes layers that share a seed.
 
     Raises:
-        ValueError: for another activation.
+        ValueError: for another activation, or an expansion that leaves no inner width.
     """
 
     def __init__(
@@ -87,6 +87,8 @@ class PreProjection(nn.Module):
     ):
         super().__init__()
         inner_size = round(expansion * hidden_size)
+        if inner_size < 1:
+            raise ValueError(f"expansion {expansion} of {hidden_size} leaves an inner width of {inner_size}: raise it.")
         self.up = bias_free_linear(hidden_size, inner_size)
         self.down = bias_free_linear(inner_size, hidden_size)
         self.activation = activation_function(activation)
@@ -137,7 +139,7 @@ def activation_function(name: str) -> Callable[[Tensor], Tensor]:
     Raises:
         ValueError: if ``name`` is not a key of ``ACTIVATIONS``.
     """
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ValueError(f"activation is {name!r}: expected one of {', '.join(ACTIVATIONS)}.")
     return ACTIVATIONS[name]
 

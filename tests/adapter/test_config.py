@@ -33,6 +33,15 @@ IDS = torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(0))
         ({"layers_to_transform": True}, "layers_to_transform is True"),
         ({"layers_pattern": "layers"}, "layers_pattern needs layers_to_transform"),
         ({"layers_to_transform": 0, "target_modules": ".*attn"}, "does not go with target_modules as a regular"),
+        ({"activation": []}, r"activation is \[\]: expected one of silu"),
+        ({"target_modules": 5}, "target_modules is 5: expected a list of names"),
+        ({"target_modules": [5]}, r"target_modules is \[5\]: expected a list of names"),
+        ({"target_modules": "["}, r"target_modules is '\[': not a regular expression"),
+        ({"exclude_modules": "["}, r"exclude_modules is '\[': not a regular expression"),
+        ({"layers_pattern": 5, "layers_to_transform": [0]}, "layers_pattern is 5: expected a list of names"),
+        ({"modules_to_save": "lm_head"}, "modules_to_save is 'lm_head': expected a list of names"),
+        ({"layers_to_transform": []}, r"layers_to_transform is \[\]: expected layer indices"),
+        ({"skip_rank": 4, "content_skip": False}, "skip_rank is 4, but content_skip is False"),
         ({"skip_rank": 0}, "skip_rank is 0: expected a whole number from 1 on, or None"),
         ({"skip_rank": 4.0}, "skip_rank is 4.0: expected a whole number"),
         ({"skip_rank": 4, "skip_init_std": 0}, "skip_rank is 4 and skip_init_std is 0: give one of them"),
@@ -75,6 +84,11 @@ def test_layers_are_chosen_as_for_lora(targets, choice, layers):
         assert lora.targeted_module_names == [f"{name}.q_proj" for name in adapted(ours)]
 
 
+def test_layers_may_come_as_a_range_or_a_tuple():
+    assert PreProjConfig(layers_to_transform=range(2)).layers_to_transform == [0, 1]
+    assert PreProjConfig(layers_to_transform=(1,), target_modules=("self_attn",)).layers_to_transform == [1]
+
+
 def test_layers_are_chosen_where_names_are_whole_paths():
     """In a hybrid, the ending ``self_attn`` alone may pick layers without attention too."""
     base = tiny_of("longcat_flash", torch.float32)
@@ -88,6 +102,10 @@ def test_layers_are_chosen_where_names_are_whole_paths():
     ("choice", "sentence"),
     [
         ({"layers_to_transform": [7]}, r"target_modules 'self_attn', layers_to_transform \[7\] match nothing"),
+        (
+            {"layers_to_transform": [0, 9]},
+            r"layers_to_transform names \[9\], where this model has no attention to adapt",
+        ),
         ({"exclude_modules": ["self_attn"]}, r"exclude_modules {'self_attn'} match nothing"),
         (
             {"layers_to_transform": [0], "layers_pattern": "blocks"},

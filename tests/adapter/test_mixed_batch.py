@@ -43,7 +43,7 @@ def test_each_sample_goes_through_its_adapter(model_type):
     )
     model.set_adapter("both")
     assert torch.equal(model(IDS).logits, alone(model, "both", lambda: model(IDS).logits))
-    assert all(layer.mixed_batch is None for _, _, layer in adapted_sites(model))
+    assert all(layer.mixed_batch.get() is None for _, _, layer in adapted_sites(model))
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -108,3 +108,18 @@ def test_names_that_do_not_fit_are_refused(names, sentence):
 def test_training_is_refused():
     with pytest.raises(ValueError, match="call eval"):
         with_adapters(tiny_model("llama")).train()(IDS, adapter_names=NAMES)
+
+
+def test_a_batch_that_does_not_stand_first_is_refused():
+    """FSMT's layers take (sequence, batch, hidden): a row there is a position, not a sample."""
+    base = tiny_of(
+        "fsmt", torch.float32, AutoModelForSeq2SeqLM, src_vocab_size=64, tgt_vocab_size=64, langs=["en", "de"]
+    )
+    model = get_peft_model(base, PreProjConfig(init_weights=False)).eval()
+    with pytest.raises(ValueError, match=r"first dimension of what 'model\.encoder\.layers\.0\.self_attn' reads"):
+        model(IDS[:2, :8], adapter_names=["default", "__base__"])
+
+
+def test_names_in_one_string_are_refused():
+    with pytest.raises(ValueError, match="adapter_names is 'both': expected a list with one name per sample"):
+        with_adapters(tiny_model("llama"))(IDS, adapter_names="both")

@@ -1,6 +1,7 @@
 """What a user can choose about the adapter."""
 
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,8 @@ class PreProjConfig(PeftConfig):
         """Check every value and name the allowed range where one is wrong."""
         super().__post_init__()
         self.peft_type = peft_type()
+        for name in ("target_modules", "exclude_modules", "layers_pattern", "modules_to_save"):
+            self._check_names(name)
         for name in ("target_modules", "exclude_modules"):
             if isinstance(getattr(self, name), list):
                 setattr(self, name, set(getattr(self, name)))  # as every PEFT config does
@@ -118,7 +121,24 @@ class PreProjConfig(PeftConfig):
         if not (self.pre_projection or self.content_skip):
             raise ValueError("pre_projection and content_skip are both False: switch at least one on.")
 
+    def _check_names(self, name: str) -> None:
+        """Check that a field holds names; one string is a regular expression, and no such thing in modules_to_save."""
+        value = getattr(self, name)
+        if value is None:
+            return
+        if isinstance(value, str) and name != "modules_to_save":
+            try:
+                re.compile(value)
+            except re.error as error:
+                raise ValueError(f"{name} is {value!r}: not a regular expression ({error}).") from error
+        elif not isinstance(value, list | set | tuple) or not all(isinstance(one, str) for one in value):
+            raise ValueError(f"{name} is {value!r}: expected a list of names.")
+        else:
+            setattr(self, name, list(value))
+
     def _check_layers(self) -> None:
+        if isinstance(self.layers_to_transform, tuple | range | set):
+            self.layers_to_transform = sorted(self.layers_to_transform)
         layers = self.layers_to_transform
         if layers is None:
             if self.layers_pattern:
@@ -128,7 +148,7 @@ class PreProjConfig(PeftConfig):
             raise ValueError(
                 "layers_to_transform does not go with target_modules as a regular expression: name the layers in it."
             )
-        if not all(_is_whole(i) and i >= 0 for i in (layers if isinstance(layers, list) else [layers])):
+        if layers == [] or not all(_is_whole(i) and i >= 0 for i in (layers if isinstance(layers, list) else [layers])):
             raise ValueError(f"layers_to_transform is {layers!r}: expected layer indices from 0 on, such as [0, 1].")
 
     def _check_sizes(self) -> None:
@@ -148,6 +168,8 @@ class PreProjConfig(PeftConfig):
                 raise ValueError(f"skip_init_std is {self.skip_init_std!r}: expected 0 or a positive number.")
         elif not _is_whole(self.skip_rank) or self.skip_rank < 1:
             raise ValueError(f"skip_rank is {self.skip_rank!r}: expected a whole number from 1 on, or None.")
+        elif not self.content_skip:
+            raise ValueError(f"skip_rank is {self.skip_rank}, but content_skip is False: there is no skip to size.")
         elif self.skip_init_std is not None:
             raise ValueError(
                 f"skip_rank is {self.skip_rank} and skip_init_std is {self.skip_init_std!r}: give one of them; a skip "

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from preproj.adapter.config import PreProjConfig, inner_size
 from preproj.adapter.devices import compute_device, execution_device
 from preproj.adapter.sites import Site
+from preproj.adapter.thread import PerThread
 from preproj.initial import WEIGHTS, draw_initial_weight
 from preproj.modules import (
     activation_function,
@@ -33,8 +34,8 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
         site: where to act; its ``name`` is part of the key of the start weights.
 
     Attributes:
-        mixed_batch: for a batch whose samples go through different adapters, the adapter's name of each sample, or
-            ``"__base__"``; else None, and every active adapter acts on the whole batch.
+        mixed_batch: for a batch whose samples go through different adapters, in the thread that runs it, the adapter's
+            name of each sample, or ``"__base__"``; else every active adapter acts on the whole batch.
     """
 
     active_adapters: list[str]  # a property of BaseTunerLayer
@@ -48,15 +49,18 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
         self.activation: dict[str, Any] = {}
         self.in_features, self.out_features = site.width, site.out_width
         self.name = site.name
-        self.mixed_batch: list[str] | None = None
+        self.mixed_batch = PerThread()
         self.site = site
-        # One x̃ (None while disabled) for each call of attention whose branch has not ended; calls may nest. With it
-        # x̂, where it is the residual too.
-        self._x_tildes: list[tuple[Tensor, Tensor | None] | None] = []
-        self._hooks = [site.attention.register_forward_pre_hook(self._enter_attention, with_kwargs=True)]
-        if site.landing_module is not site.attention:
-            self._hooks.append(site.attention.register_forward_hook(self._forget_after_error, always_call=True))
-        self._land_on(site.landing_module)
+        # Where the branch ends in another module: a stack of x̃ (with x̂, where that is the residual too; None while
+        # disabled), one for each call of attention whose branch has not ended; calls may nest.
+        self._waiting = PerThread()
+        attention = site.attention
+        self._hooks = [attention.register_forward_pre_hook(self._enter_attention, with_kwargs=True)]
+        if site.landing_module is attention:
+            self._landing_hook = attention.register_forward_hook(self._leave_attention, with_kwargs=True)
+        else:
+            self._hooks.append(attention.register_forward_hook(self._forget_after_error, always_call=True))
+            self._land_on(site.landing_module)
 
     def get_base_layer(self) -> nn.Module:
         """Return the attention module this layer is a child of."""
@@ -119,11 +123,11 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
         self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Forward pre-hook: hand attention x̃ in place of x̂."""
+        elsewhere = self.site.landing_module is not attention
         if self.disable_adapters:
-            self._x_tildes.append(None)
+            if elsewhere:
+                self._push(None)
             return None
-        if (landing := self.site.landing_module) is not self._landed[0]:
-            self._move_to(landing)
         # To where accelerate brings it in attention's own forward, after this.
         x_hat = x_tilde = self.site.hidden_states(args, kwargs).to(execution_device(attention))
         for adapter, rows in self._who_acts(x_tilde):
@@ -133,8 +137,11 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
                     x_tilde = pre_project(x_tilde, *pre)
                 else:
                     x_tilde = x_tilde.index_copy(0, rows, pre_project(x_tilde[rows], *pre))
-        # The tensors Q/K/V and the residual sum read too, so keeping them costs no memory.
-        self._x_tildes.append((x_tilde, x_hat if self.site.is_residual else None))
+        if elsewhere:
+            if self.site.landing_module is not self._landed[0]:
+                self._move_to(self.site.landing_module)
+            # The tensors Q/K/V and the residual sum read too, so keeping them costs no memory.
+            self._push((x_tilde, x_hat if self.site.is_residual else None))
         positional, named = list(args), dict(kwargs)
         for position, name in self.site.arguments:
             if position < len(args):
@@ -143,14 +150,21 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
                 named[name] = x_tilde
         return tuple(positional), named
 
-    def _end_branch(self, landing: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """Forward hook: add the content skip to the branch; after an error (no output) only forget x̃."""
-        if not self._x_tildes:
+    def _leave_attention(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """Forward hook of attention, where the branch ends there: add the content skip. x̃ is what attention read."""
+        if self.disable_adapters:
             return None
-        waiting = self._x_tildes.pop()
+        return self._with_skip(output, self.site.hidden_states(args, kwargs), None)
+
+    def _end_branch(self, landing: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Forward hook of another landing module: add the content skip; after an error only forget x̃."""
+        waiting = self._pop()
         if waiting is None or output is None:
             return None
-        x_tilde, x_hat = waiting
+        return self._with_skip(output, *waiting)
+
+    def _with_skip(self, output: Any, x_tilde: Tensor, x_hat: Tensor | None) -> Any:
+        """Return the landing module's output with ``W_skip · x̃`` added to its first tensor."""
         several = isinstance(output, tuple | list)
         branch = output[0] if several else output
         if x_hat is not None:  # attention adds x̃ in its place
@@ -164,27 +178,43 @@ class PreProjLayer(nn.Module, BaseTunerLayer):
             else:
                 added = add_content_skip(branch[rows], x_tilde[rows], *skip, multiplier=self.site.multiplier)
                 branch = branch.index_copy(0, rows, added)
-        return type(output)((branch, *output[1:])) if several else branch
+        if not several:
+            return branch
+        parts = (branch, *output[1:])
+        return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
 
     def _forget_after_error(self, attention: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Forward hook: forget x̃ where attention failed, so that its branch never ends."""
-        if output is None and self._x_tildes:
-            self._x_tildes.pop()
+        if output is None:
+            self._pop()
+
+    def _push(self, waiting: tuple[Tensor, Tensor | None] | None) -> None:
+        """Keep the x̃ of a call of attention until its branch ends; None while disabled."""
+        self._waiting.set([*(self._waiting.get() or []), waiting])
+
+    def _pop(self) -> tuple[Tensor, Tensor | None] | None:
+        """Take the x̃ of the innermost call of attention whose branch has not ended, if there is one."""
+        waiting = self._waiting.get()
+        if not waiting:
+            return None
+        self._waiting.set(waiting[:-1] or None)
+        return waiting[-1]
 
     def _who_acts(self, hidden_states: Tensor) -> list[tuple[str, Tensor | None]]:
         """List the adapters that act, each with its rows of the batch; None for all.
 
         Generation with beams repeats each sample, encoders see it once: the names are repeated to fit.
         """
-        if self.mixed_batch is None:
+        samples = self.mixed_batch.get()
+        if samples is None:
             return [(adapter, None) for adapter in self.active_adapters]
-        repeats, rest = divmod(len(hidden_states), len(self.mixed_batch))
-        if rest:
+        repeats, rest = divmod(len(hidden_states), len(samples))
+        if rest or self.site.sequence_first:
             raise ValueError(
-                f"adapter_names does not work in this model: {self.name!r} sees {len(hidden_states)} rows for "
-                f"{len(self.mixed_batch)} samples. Use set_adapter, one adapter after the other."
+                f"adapter_names does not work in this model: the first dimension of what {self.name!r} reads is not "
+                "the batch. Use set_adapter, one adapter after the other."
             )
-        names = [name for name in self.mixed_batch for _ in range(repeats)]
+        names = [name for name in samples for _ in range(repeats)]
         device = hidden_states.device
         return [
             (adapter, torch.tensor([row for row, name in enumerate(names) if name == adapter], device=device))

@@ -1,5 +1,6 @@
 """The tuner: puts a :class:`PreProjLayer` at every attention module of a model."""
 
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -75,6 +76,17 @@ class PreProjModel(BaseTuner):
                 )
         self._sites = {name: self._site(name, module) for name, module in targets}
         self._check_expansions(peft_config)
+        self._check_layers(peft_config)
+
+    def _check_layers(self, config: PreProjConfig) -> None:
+        layers = config.layers_to_transform
+        asked = {layers} if isinstance(layers, int) else set(layers or [])
+        found = {int(index) for name in self._sites for index in re.findall(r"\.(\d+)\.", f".{name}.")[:1]}
+        if missing := sorted(asked - found):
+            raise ValueError(
+                f"layers_to_transform names {missing}, where this model has no attention to adapt: it is in the layers "
+                f"{sorted(found)}."
+            )
 
     def _check_expansions(self, config: PreProjConfig) -> None:
         if config.pre_projection:
@@ -174,6 +186,8 @@ class PreProjModel(BaseTuner):
         if names is None:
             yield
             return
+        if isinstance(names, str):
+            raise ValueError(f"adapter_names is {names!r}: expected a list with one name per sample.")
         if self.training:
             raise ValueError("Cannot pass `adapter_names` when the model is in training mode: call eval() first.")
         unknown = sorted(set(names) - {BASE, *self.peft_config})
@@ -196,11 +210,11 @@ class PreProjModel(BaseTuner):
         ]
         try:
             for layer in layers:
-                layer.mixed_batch = list(names)
+                layer.mixed_batch.set(list(names))
             yield
         finally:
             for layer in layers:
-                layer.mixed_batch = None
+                layer.mixed_batch.set(None)
             for handle in handles:
                 handle.remove()
 

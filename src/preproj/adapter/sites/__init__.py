@@ -7,6 +7,7 @@ from preproj.adapter.sites.attention import (
     candidates,
     hidden_size_of,
     in_features,
+    is_sequence_first,
     out_features,
     out_size_of,
     self_attention,
@@ -94,6 +95,7 @@ def site_of(model: nn.Module, name: str, attention: nn.Module) -> Site:
         landing=landing,
         multiplier=branch.multiplier,
         is_residual=reader.adds_its_input,
+        sequence_first=is_sequence_first(attention),
         attention=attention,
         landing_parent=model.get_submodule(landing.rpartition(".")[0]),
     )
@@ -124,7 +126,16 @@ def own_site(name: str, attention: nn.Module) -> Site:
     width = hidden_size_of(attention)
     assert width is not None
     (position, argument) = first_argument(attention)
-    return Site(name, "not verified", width, width, ((position, argument),), name, attention=attention)
+    return Site(
+        name=name,
+        kind="not verified",
+        width=width,
+        out_width=width,
+        arguments=((position, argument),),
+        landing=name,
+        sequence_first=is_sequence_first(attention),
+        attention=attention,
+    )
 
 
 def name_one_of(model: nn.Module) -> str:

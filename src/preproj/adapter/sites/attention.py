@@ -1,5 +1,6 @@
 """Which modules of a model are self-attention."""
 
+import inspect
 import re
 from collections.abc import Iterator
 
@@ -42,6 +43,18 @@ def _linear_children(attention: nn.Module) -> list[tuple[str, nn.Module]]:
         for module in child.children()
         if in_features(module) is not None
     ]
+
+
+def is_sequence_first(attention: nn.Module) -> bool:
+    """Whether a module takes ``(seq, batch, hidden)``, as torch's own attention and what follows fairseq do."""
+    if any(isinstance(part, nn.MultiheadAttention) and not part.batch_first for part in attention.modules()):
+        return True
+    try:
+        source = inspect.getsource(type(attention).forward)
+    except (OSError, TypeError):
+        return False
+    found = re.search(r"\w*len\w*, (bsz|batch\w*)(, \w+)? = \w+\.(size\(\)|shape)", source)
+    return found is not None and "transpose(0, 1)" not in source[: found.start()]
 
 
 def in_features(module: nn.Module) -> int | None:

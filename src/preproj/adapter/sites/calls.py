@@ -22,12 +22,13 @@ from preproj.adapter.sites.flow import (
     Sum,
     moved,
 )
-from preproj.adapter.sites.source import Scope, arguments, bind, body, calls, forward
+from preproj.adapter.sites.source import Scope, arguments, bind, body, calls, forward, nodes
 
 UNCHANGING = {"to", "type", "float", "contiguous", "clone", "type_as"}
 _KEY_OR_VALUE = re.compile(r"(key|value)(s|_states|_layer|_tensor)?$|[kv]$")
 _SECOND_STREAM = re.compile(r"(?<!encoder)_hidden_states$")
 MOVING_TOKENS = {"view", "reshape", "permute", "transpose", "flatten", "roll"}
+REORDERING = {"roll", "flip"}
 
 
 class Calls:
@@ -43,6 +44,7 @@ class Calls:
         self._inside = False
         self.adds_its_input = False  # followed inside, to see whether it adds its own x̂ to the branch
         self._depth = 0
+        self._input_reordered = False
 
     def _run(self, scope: Scope) -> Any:
         raise NotImplementedError
@@ -65,6 +67,8 @@ class Calls:
                 return self._follow(target.__func__, scope.module, call, scope)
             if self._mentions(target):
                 return self._inline(target.__func__, scope.module, call, scope)
+            names = {ast.unparse(inner.func).rsplit(".", 1)[-1] for inner in nodes(body(target.__func__), ast.Call)}
+            self._input_reordered |= self.entry is None and not REORDERING.isdisjoint(names)
         return self._function(call, values, scope)
 
     def _beside(self, module: nn.Module, values: list[Any]) -> Any:
@@ -101,6 +105,10 @@ class Calls:
             return replace(dropped, gated_by=ast.unparse(call)) if gated else dropped
         if isinstance(call.func, ast.Attribute):
             owner = self._value(call.func.value, scope)
+            if name in REORDERING and self.entry is None:
+                self._input_reordered = True
+            elif name in REORDERING and not self._input_reordered:  # else it is what moves them back
+                raise NotUnderstoodError(f"`{name}(...)` moves its tokens before the residual sum")
             if name in UNCHANGING | MOVING_TOKENS:  # a tensor's method, or a function of torch
                 value = owner or next(iter(values), None)
                 return moved(value) if name in MOVING_TOKENS else value

@@ -38,7 +38,7 @@ from preproj.adapter.sites.flow import (
     moved,
     scaled,
 )
-from preproj.adapter.sites.source import Scope, body, calls, forward, loaded
+from preproj.adapter.sites.source import Scope, body, calls, forward, loaded, nodes
 
 MAX_DEPTH = 6
 
@@ -84,33 +84,49 @@ class Reader(Calls):
 
     def _statements(self, statements: list[ast.stmt], scope: Scope) -> Any:
         """Follow statements in order; return the value of a ``return`` reached, else ``UNKNOWN``."""
-        for statement in statements:
-            match statement:
-                case ast.Assign(targets=[target], value=value):
-                    self._assign(target, value, scope)
-                case ast.AnnAssign(target=target, value=ast.expr() as value):
-                    self._assign(target, value, scope)
-                case ast.AugAssign(target=target, op=operator, value=value):
-                    self._assign(target, ast.BinOp(loaded(target), operator, value), scope)
-                case ast.Expr(value=value):
-                    self._value(value, scope)
-                case ast.Return(value=value):
-                    returned = self._value(value, scope) if value else None
-                    self._stop_at_sum(returned)
-                    return returned
-                case ast.If():
-                    returned = self._branches(statement, scope)
-                    if returned is not UNKNOWN:
-                        return returned
-                case ast.With(body=body):
-                    returned = self._statements(body, scope)
-                    if returned is not UNKNOWN:
-                        return returned
-                case ast.For() | ast.While() | ast.Try():
-                    self._pass_over(statement, scope)
-                case _:
-                    pass
+        for number, statement in enumerate(statements):
+            try:
+                returned = self._statement(statement, scope)
+            except FoundSumError:
+                self._refuse_second_use(statement, statements[number + 1 :], scope)
+                raise
+            if returned is not UNKNOWN:
+                return returned
         return UNKNOWN
+
+    def _statement(self, statement: ast.stmt, scope: Scope) -> Any:
+        """Follow one statement; return the value of a ``return`` reached, else ``UNKNOWN``."""
+        match statement:
+            case ast.Assign(targets=[target], value=value):
+                self._assign(target, value, scope)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                self._assign(target, value, scope)
+            case ast.AugAssign(target=target, op=operator, value=value):
+                self._assign(target, ast.BinOp(loaded(target), operator, value), scope)
+            case ast.Expr(value=value):
+                self._value(value, scope)
+            case ast.Return(value=value):
+                returned = self._value(value, scope) if value else None
+                self._stop_at_sum(returned)
+                return returned
+            case ast.If():
+                return self._branches(statement, scope)
+            case ast.With(body=body):
+                return self._statements(body, scope)
+            case ast.For() | ast.While() | ast.Try():
+                self._pass_over(statement, scope)
+            case _:
+                pass
+        return UNKNOWN
+
+    def _refuse_second_use(self, at: ast.stmt, after: list[ast.stmt], scope: Scope) -> None:
+        """Raise if what was added to the stream is read again after the sum, so that the skip would go there too."""
+        written = {n.id for n in nodes([at, *after], ast.Name) if not isinstance(n.ctx, ast.Load)}
+        branches = {name for name, value in scope.variables.items() if isinstance(value, Branch)} - written
+        # Of a tuple, only the first part is the branch.
+        others = {id(n.value) for n in nodes(after, ast.Subscript) if ast.unparse(n.slice) != "0"}
+        if any(n.id in branches and id(n) not in others for n in nodes(after, ast.Name)):
+            raise NotUnderstoodError("its output is used twice")
 
     def _pass_over(self, statement: ast.stmt, scope: Scope) -> None:
         """Leave a loop or try unread, which is right only where it has nothing to do with attention."""

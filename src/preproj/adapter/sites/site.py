@@ -18,6 +18,7 @@ class Site:
         arguments: ``(position, name)`` of the arguments of the attention module that are x̂.
         landing: path of the module whose output the skip is added to.
         multiplier: what the block multiplies that output by before the sum; the skip is divided by it.
+        sequence_first: whether x̂ is ``(seq, batch, hidden)``, so that no mixed batch is possible.
         is_residual: whether attention itself adds x̂ to its branch (ALBERT), so that x̃ - x̂ has to leave the sum again.
     """
 
@@ -29,6 +30,7 @@ class Site:
     landing: str
     multiplier: float = 1.0
     is_residual: bool = False
+    sequence_first: bool = False
     attention: nn.Module = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
     landing_parent: nn.Module = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
 

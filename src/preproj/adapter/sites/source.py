@@ -3,15 +3,17 @@
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
 from preproj.adapter.sites.expressions import UNKNOWN, is_norm, static_value
 from preproj.adapter.sites.flow import NotUnderstoodError
+
+Node = TypeVar("Node", bound=ast.AST)
 
 
 @dataclass
@@ -83,9 +85,14 @@ def body(function: Callable[..., Any]) -> list[ast.stmt]:
     return definition.body
 
 
+def nodes(statements: Iterable[ast.AST], kind: type[Node]) -> list[Node]:
+    """List the nodes of one kind in pieces of source."""
+    return [node for statement in statements for node in ast.walk(statement) if isinstance(node, kind)]
+
+
 def calls(node: ast.AST) -> list[ast.Call]:
     """List the calls in a piece of source."""
-    return [n for n in ast.walk(node) if isinstance(n, ast.Call)]
+    return nodes([node], ast.Call)
 
 
 def arguments(call: ast.Call) -> list[ast.expr]:
