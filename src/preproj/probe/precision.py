@@ -61,7 +61,7 @@ def _warning(dtype: str, scores: dict[str, dict[str, Any]]) -> str | None:
     """Say what the dtype changes, if that is more than the tolerance or the interval of float32's accuracy."""
     exact, rounded = scores["float32"], scores[dtype]
     said = []
-    if abs(rounded["perplexity"] / exact["perplexity"] - 1) > TOLERANCE:
+    if not abs(rounded["perplexity"] / exact["perplexity"] - 1) <= TOLERANCE:  # true for what is not a number too
         said.append(f"perplexity {rounded['perplexity']:.2f} instead of {exact['perplexity']:.2f}")
     if "last_word" in exact:
         low, high = wilson(round(exact["last_word"] * exact["passages"]), exact["passages"])
