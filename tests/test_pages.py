@@ -19,7 +19,7 @@ from preproj.adapter.layer import adapted_sites
 ROOT = Path(__file__).parent.parent
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text("utf-8") for name in ("any-model", "size-and-learning-rate")}
 TUNING = (ROOT / "results/demo-tuning/README.md").read_text("utf-8")
-README = (ROOT / "README.md").read_text("utf-8")
+DEMO = (ROOT / "results/demo/report.md").read_text("utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_the_measured_numbers_are_those_of_the_results():
     memory = re.findall(r"^\| ([\w+]+) \| ([\d,]+) \| ([\d.]+ GiB) \|$", page, re.M)
     assert len(memory) == 3
     for method, parameters, peak in memory:
-        assert re.search(rf"^\| {re.escape(method)} .*\| {parameters} \|.*\| {peak} \|", README, re.M)
+        assert re.search(rf"^\| {re.escape(method)} .*\| {parameters} \|.*\| {peak} \|", DEMO, re.M)
 
 
 @pytest.mark.parametrize("page", ["any-model", "size-and-learning-rate", "troubleshooting"])

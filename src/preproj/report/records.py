@@ -22,8 +22,8 @@ class Measure:
 
     @property
     def label(self) -> str:
-        """As tables and sentences name it, in the harness's own words: `lambada_openai acc`."""
-        return f"{self.task} {self.metric}"
+        """As tables and sentences name it: `lambada_openai acc`, `document word perplexity`."""
+        return f"{self.task} {self.metric.replace('_', ' ')}"
 
     @property
     def higher_is_better(self) -> bool:

@@ -15,7 +15,7 @@ from preproj.report.tables import Table, tables
 TABLES = 4
 """As many tables, the most important, are printed; the report has them all."""
 
-COLUMNS = 6
+COLUMNS = 4
 """As many columns of numbers fit beside each other."""
 
 
