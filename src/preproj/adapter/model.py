@@ -196,7 +196,7 @@ class PreProjModel(BaseTuner):
                 f"adapter_names holds {', '.join(map(repr, unknown))}: expected {BASE!r} or one of "
                 f"{', '.join(map(repr, self.peft_config))}."
             )
-        inputs = [*args, *(kwargs.get(name) for name in INPUTS)]
+        inputs = [*args, *(kwargs.get(name) for name in INPUTS), *kwargs.values()]
         batch = next((len(given) for given in inputs if isinstance(given, torch.Tensor)), len(names))
         if batch != len(names):
             raise ValueError(
