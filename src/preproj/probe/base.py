@@ -76,12 +76,14 @@ def load_config(base: Base) -> PretrainedConfig:
 
 
 def load_model(base: Base, dtype: str) -> PreTrainedModel:
-    """Load the weights in an explicit dtype, in evaluation mode.
+    """Load the weights in an explicit dtype, in evaluation mode, onto the GPU where there is one.
 
     Raises:
         RecipeError: if the model cannot be had, or its checkpoint and its architecture differ in any key or shape.
     """
-    return _load_complete(base.name, _source(base), getattr(torch, dtype), local_files_only=base.path is not None)
+    weights = getattr(torch, dtype)
+    model = _load_complete(base.name, _source(base), weights, local_files_only=base.path is not None)
+    return model.to("cuda") if torch.cuda.is_available() else model
 
 
 def load_tokenizer(base: Base) -> PreTrainedTokenizerBase:

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -64,8 +63,6 @@ def run_cell(run: Path, method: str, seed: int) -> None:
     prepared = Prepared.read(run, recipe.evaluation)
     base = resolve_base(recipe.model.name)
     model = load_model(base, recipe.model.dtype)
-    if torch.cuda.is_available():
-        model.to("cuda")
     progress = _Progress()
     try:
         attached, trained = _train(recipe, prepared, model, folder, method, seed, progress)

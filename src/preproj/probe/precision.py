@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from preproj.probe.base import load_model, load_tokenizer, resolve_base
 from preproj.probe.evaluation import score_document, score_last_word
@@ -40,8 +39,6 @@ def check_precision(run: Path) -> None:
 def _score(recipe: Recipe, prepared: Prepared, dtype: str) -> dict[str, Any]:
     base = resolve_base(recipe.model.name)
     model, tokenizer = load_model(base, dtype), load_tokenizer(base)
-    if torch.cuda.is_available():
-        model.to("cuda")
     evaluation = recipe.evaluation
     documents = [
         score_document(model, tokenizer, name, ids, evaluation.context, evaluation.stride)["perplexity"]

@@ -51,7 +51,7 @@ def run_probe(recipe: Recipe, run: Path, console: Console) -> bool:
         base = resolve_base(recipe.model.name)
         config = load_config(base)
         described = _describe_base(recipe, base, config)
-        if recipe.evaluation.tasks:
+        if recipe.evaluation.tasks and not all(_ended(cell_folder(run, *cell)) for cell in cells_of(recipe)):
             load_tasks(recipe.evaluation.tasks, recipe.evaluation.task_data)
     # Outside the status: the library that tokenises draws its own progress bars, and forks.
     fresh = None if (run / "corpus.json").exists() else _load_text(recipe, base, config, console)
@@ -165,7 +165,7 @@ def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console) -> None:
             before = done
             done += work_units(recipe, prepared, method)
             name = f"{method} seed {seed}"
-            if not any((folder / end).exists() for end in ("metrics.json", "failed.json")):
+            if not _ended(folder):
                 progress.update(task, description=f"{name} ({number}/{len(cells)})")
                 if not console.is_terminal:
                     console.print(f"{name} ({number}/{len(cells)})")
@@ -180,6 +180,11 @@ def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console) -> None:
                     )
             progress.update(task, completed=done)
         progress.update(task, description="done")
+
+
+def _ended(folder: Path) -> bool:
+    """Whether a cell is finished or has failed for good."""
+    return any((folder / end).exists() for end in ("metrics.json", "failed.json"))
 
 
 def _show(progress: Progress, task: TaskID, before: int, units: int) -> None:

@@ -54,6 +54,7 @@ def write_summary(run: Path, recipe: Recipe, base: dict[str, Any]) -> bool:
             method, seed = row["method"], row["seed"]
             scores[method][seed] = read_scores(cell_folder(run, method, seed))
             row["scores"] = {name: score.value for name, score in scores[method][seed].items()}
+    measures = _measures(scores)
     sizes = {row["method"]: row["trainable_parameters"] for row in rows if row["status"] == "finished"}
     write_json(
         run / "summary.json",
@@ -62,10 +63,10 @@ def write_summary(run: Path, recipe: Recipe, base: dict[str, Any]) -> bool:
             "base": base,
             "precision": read_json(run / "precision.json") if (run / "precision.json").exists() else None,
             "published": published(recipe.model.name),
-            "protocol": _protocol(recipe, scores),
+            "protocol": _protocol(recipe, measures),
             "baseline": BASELINE if BASELINE in recipe.methods else None,
             "reference": REFERENCE if REFERENCE in recipe.methods else None,
-            "measures": _measures(scores),
+            "measures": measures,
             "rows": rows,
             "methods": [_method(method, scores[method]) for method in scores],
             "pairs": _pairs(scores, sizes),
@@ -75,7 +76,7 @@ def write_summary(run: Path, recipe: Recipe, base: dict[str, Any]) -> bool:
     return all(row["status"] == "finished" for row in rows)
 
 
-def _protocol(recipe: Recipe, scores: Scores) -> dict[str, str]:
+def _protocol(recipe: Recipe, measures: list[dict[str, Any]]) -> dict[str, str]:
     """Say how everything was measured, one entry for each part of the run."""
     training, evaluation = recipe.training, recipe.evaluation
     said = {
@@ -86,7 +87,7 @@ def _protocol(recipe: Recipe, scores: Scores) -> dict[str, str]:
             f"decay {training.weight_decay:g}, gradient norm clipped at {training.max_grad_norm:g}."
         )
     }
-    tasks = dict.fromkeys(measure["task"] for measure in _measures(scores))
+    tasks = dict.fromkeys(measure["task"] for measure in measures)
     said |= {name: perplexity_protocol(name, evaluation) for name in tasks if name in PROTOCOLS}
     if evaluation.passages:
         said["last_word"] = RULE

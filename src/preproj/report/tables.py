@@ -130,8 +130,7 @@ def _cost(run: Run) -> Table:
         "peak memory": lambda result: units.memory(result.peak_memory_bytes),
         "training + evaluation": lambda result: units.seconds(result.seconds),
     }
-    cells = list(columns.values())
-    return _by_cell(run, "Size and cost", columns, lambda result: [Cell(column(result)) for column in cells])
+    return _by_cell(run, "Size and cost", columns, lambda result: [Cell(column(result)) for column in columns.values()])
 
 
 def _cells(run: Run) -> Table | None:
