@@ -8,6 +8,16 @@ from preproj.adapter import PreProjConfig, PreProjModel
 from preproj.adapter.sites import sites
 from preproj.cost import params
 from preproj.modules import ContentSkip, PreProjection
+from preproj.optimizer import create_optimizer
 
 __version__ = "0.1.0"
-__all__ = ["ContentSkip", "PreProjConfig", "PreProjModel", "PreProjection", "__version__", "params", "sites"]
+__all__ = [
+    "ContentSkip",
+    "PreProjConfig",
+    "PreProjModel",
+    "PreProjection",
+    "__version__",
+    "create_optimizer",
+    "params",
+    "sites",
+]

@@ -13,6 +13,7 @@ from datasets.arrow_writer import ArrowWriter
 from preproj.probe.errors import RecipeError
 
 SPLITS = ("train", "validation", "test")
+RETENTION = "retention"
 
 # Characters written at once; a batch of documents is never much larger, however long one of them is.
 _FLUSH = 1 << 20
@@ -34,7 +35,8 @@ class Corpus:
         source: a name.
         description: one sentence.
         split_rule: one sentence.
-        splits: a dataset of the columns ``id`` and ``text`` for each of :data:`SPLITS`.
+        splits: a dataset of the columns ``id`` and ``text`` for each of :data:`SPLITS`, and :data:`RETENTION` where the
+            recipe names such text.
     """
 
     source: str
@@ -44,9 +46,9 @@ class Corpus:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash over every document's split, id and text, in order: train, validation, test."""
+        """Hash over every document's split, id and text, in order: train, validation, test, retention."""
         digest = hashlib.sha256()
-        for split in SPLITS:
+        for split in self.splits:
             for row in self.splits[split]:
                 # JSON marks where each part ends, so no two different corpora feed the same bytes.
                 digest.update(json.dumps([split, row["id"], row["text"]]).encode() + b"\n")
@@ -78,20 +80,24 @@ def check_held_out(splits: dict[str, Dataset]) -> None:
         RecipeError: naming the key and the first such document.
     """
     held_out: dict[bytes, tuple[str, str]] = {}
-    for split in ("validation", "test"):
+    for split in (split for split in splits if split != "train"):
         ids: set[str] = set()
         for row in splits[split]:
             if row["id"] in ids:
-                raise RecipeError(f"data.{split} repeats the id {row['id']}; an id names one document only.")
+                raise RecipeError(f"{_key(split)} repeats the id {row['id']}; an id names one document only.")
             ids.add(row["id"])
             held_out.setdefault(_digest(row["text"]), (split, row["id"]))
     for row in splits["train"]:
         if (found := held_out.get(_digest(row["text"]))) is not None:
             split, id = found
             raise RecipeError(
-                f"data.{split}: document {id} is also in data.train (as {row['id']}); "
+                f"{_key(split)}: document {id} is also in data.train (as {row['id']}); "
                 "held-out text must not be trained on."
             )
+
+
+def _key(split: str) -> str:
+    return "evaluation.retention" if split == RETENTION else f"data.{split}"
 
 
 def _digest(text: str) -> bytes:

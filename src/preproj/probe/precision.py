@@ -42,7 +42,7 @@ def _score(recipe: Recipe, prepared: Prepared, dtype: str) -> dict[str, Any]:
     evaluation = recipe.evaluation
     documents = [
         score_document(model, tokenizer, name, ids, evaluation.context, evaluation.stride)["perplexity"]
-        for name, ids in prepared.documents[:DOCUMENTS]
+        for name, ids in prepared.documents(recipe.evaluation.split)[:DOCUMENTS]
     ]
     loss, tokens = np.array(documents).T
     found: dict[str, Any] = {"perplexity": float(perplexity(loss, tokens)), "documents": len(documents)}

@@ -14,7 +14,7 @@ from datasets import Dataset, load_from_disk
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from preproj.probe.base import context_length
-from preproj.probe.corpus import SPLITS, Corpus, Document
+from preproj.probe.corpus import RETENTION, Corpus, Document
 from preproj.probe.errors import RecipeError
 from preproj.probe.files import read_json, read_jsonl, write_jsonl
 from preproj.probe.passages import Passage, last_word_passages
@@ -41,15 +41,13 @@ class Prepared:
         """Packed training text, ``(blocks, block_size)`` of an unsigned type, memory-mapped."""
         return np.load(self.folder / BLOCKS, mmap_mode="r")
 
-    @cached_property
-    def held_out(self) -> Dataset:
-        """The whole split that is evaluated, memory-mapped: ``id``, ``text`` and ``input_ids`` of each document."""
-        return load_from_disk(str(self.folder / self.evaluation.split))
+    def held_out(self, split: str) -> Dataset:
+        """Return a whole split, memory-mapped: ``id``, ``text`` and ``input_ids`` of each document."""
+        return load_from_disk(str(self.folder / split))
 
-    @cached_property
-    def documents(self) -> list[tuple[str, list[int]]]:
-        """``(id, token ids)`` of each held-out document that is scored, cut to ``evaluation.document_tokens``."""
-        cut = ((row["id"], row["input_ids"][: self.evaluation.document_tokens]) for row in self.held_out)
+    def documents(self, split: str) -> list[tuple[str, list[int]]]:
+        """Return ``(id, token ids)`` of each document that is scored, cut to ``evaluation.document_tokens``."""
+        cut = ((row["id"], row["input_ids"][: self.evaluation.document_tokens]) for row in self.held_out(split))
         return list(islice((document for document in cut if len(document[1]) > 1), self.evaluation.documents))
 
     def write(self, run: Path) -> None:
@@ -57,9 +55,7 @@ class Prepared:
         folder, temporary = run / "data", run / ".data.tmp"
         for leftover in (folder, temporary):
             shutil.rmtree(leftover, ignore_errors=True)
-        split = self.evaluation.split
-        shutil.copytree(self.folder / split, temporary / split, copy_function=_link)
-        _link(self.folder / BLOCKS, temporary / BLOCKS)
+        shutil.copytree(self.folder, temporary, copy_function=_link)
         write_jsonl(temporary / "passages.jsonl", map(asdict, self.passages))
         temporary.rename(folder)
 
@@ -95,10 +91,14 @@ def prepare(recipe: Recipe, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, 
             f"data.train has {tokens} tokens: expected at least one block of training.block_size = "
             f"{training.block_size}."
         )
-    if len(prepared.documents) < 2:
-        raise RecipeError(
-            f"data.{evaluation.split} has {len(prepared.documents)} documents to score: expected at least 2."
-        )
+    read: dict[str, str] = {evaluation.split: f"data.{evaluation.split}"}
+    if recipe.tuning is not None:
+        read["validation"] = "data.validation"
+    if evaluation.retention is not None:
+        read[RETENTION] = f"evaluation.{RETENTION}"
+    for split, key in read.items():
+        if (count := len(prepared.documents(split))) < 2:
+            raise RecipeError(f"{key} has {count} documents to score: expected at least 2.")
     held_out = (Document(**row) for row in corpus.splits[evaluation.split])
     passages = [
         passage
@@ -127,7 +127,7 @@ def describe_corpus(corpus: Corpus, prepared: Prepared) -> dict[str, Any]:
                 "characters": sum(len(row["text"]) for row in corpus.splits[split]),
                 "tokens": tokens[split],
             }
-            for split in SPLITS
+            for split in corpus.splits
         },
     }
 

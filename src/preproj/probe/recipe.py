@@ -1,13 +1,14 @@
 """The recipe: everything that defines a run, read from YAML and checked before anything is written."""
 
+import math
 import os
 import re
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from preproj.probe.errors import RecipeError
 
@@ -33,18 +34,18 @@ class Model(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
 
-class Data(Section):
-    """The text: ``source: python-docs`` (every CPython carries it), files, or what ``datasets`` loads."""
+class Text(Section):
+    """Where text comes from: ``source: python-docs`` (every CPython carries it), files, or what ``datasets`` loads."""
+
+    splits: ClassVar[tuple[str, ...]] = ("test",)
 
     source: Literal["python-docs", "files", "datasets"] = "python-docs"
     name: str | None = None
     """A data set on the Hub, or a folder that holds one."""
     config: str | None = None
     revision: str | None = None
-    train: str | None = None
-    """A file, a folder or a split's name; ``[:90%]`` or ``[100:200]`` at its end takes a part of its documents."""
-    validation: str | None = None
     test: str | None = None
+    """A file, a folder or a split's name; ``[:90%]`` or ``[100:200]`` at its end takes a part of its documents."""
     column: str = "text"
     articles: bool = False
     """Whether the text is lines of WikiText, to be put together into articles."""
@@ -52,22 +53,22 @@ class Data(Section):
     """Whether to read only what the parts name."""
 
     @model_validator(mode="after")
-    def _keys_go_together(self) -> "Data":
+    def _keys_go_together(self) -> "Text":
         allowed: dict[str, set[str]] = {
             "python-docs": set(),
-            "files": {"train", "validation", "test", "column", "articles"},
+            "files": {*self.splits, "column", "articles"},
             "datasets": set(type(self).model_fields),
         }
         for key, field in type(self).model_fields.items():
             if key not in {"source", *allowed[self.source]} and getattr(self, key) != field.default:
                 sources = [source for source, keys in allowed.items() if key in keys]
                 raise ValueError(f"{key} goes with source: {' or '.join(sources)} only")
-        if self.source == "files" and None in (self.train, self.validation, self.test):
-            raise ValueError("source files needs train, validation and test, each a file or a folder")
+        if self.source == "files" and None in [getattr(self, split) for split in self.splits]:
+            raise ValueError(f"source files needs {', '.join(self.splits)}: each a file or a folder")
         if self.source == "datasets" and self.name is None:
             raise ValueError("source datasets needs name, a data set on the Hub or a folder that holds one")
         if self.streaming:
-            for split in ("train", "validation", "test"):
+            for split in self.splits:
                 if not re.fullmatch(r"\[\d*:\d+\]", self.place(split)[1]):
                     raise ValueError(f"streaming needs {split} to say how many documents, like {split}[:1000]")
         return self
@@ -79,6 +80,15 @@ class Data(Section):
         return match[1], match[2] or ""
 
 
+class Data(Text):
+    """The text of the experiment, in three splits."""
+
+    splits: ClassVar[tuple[str, ...]] = ("train", "validation", "test")
+
+    train: str | None = None
+    validation: str | None = None
+
+
 class Training(Section):
     """Frozen-probe training: the same tokens in the same order for every method of a seed."""
 
@@ -88,8 +98,10 @@ class Training(Section):
     """Tokens per packed block."""
     batch_size: PositiveInt = 4
     """Blocks per optimiser step."""
-    learning_rate: dict[Method, PositiveFloat]
-    """Peak learning rate, per method."""
+    learning_rate: dict[Method, PositiveFloat] = {}
+    """Peak learning rate, per method; left out where ``tuning`` searches it."""
+    pre_lr_ratio: PositiveFloat = 1.0
+    """Rate of the pre-projection's weights over the method's."""
     warmup_ratio: Fraction = 0.1
     """Share of the steps in linear warm-up; cosine decay to zero follows."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
@@ -109,6 +121,67 @@ class Training(Section):
         """Optimiser steps in the budget."""
         return self.tokens // (self.block_size * self.batch_size)
 
+    def changed(self, **values: Any) -> "Training":
+        """Return the section with other values, checked."""
+        return type(self).model_validate(self.model_dump() | values)
+
+
+class Range(Section):
+    """Numbers between two, drawn on a logarithmic scale."""
+
+    low: PositiveFloat
+    high: PositiveFloat
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Range":
+        if self.low >= self.high:
+            raise ValueError(f"low is {self.low:g}: expected less than high = {self.high:g}")
+        return self
+
+
+Space = Annotated[
+    Annotated[Annotated[list[Annotated[float, Field(ge=0, allow_inf_nan=False)]], Field(min_length=1)], Tag("values")]
+    | Annotated[Range, Tag("range")],
+    Discriminator(lambda given: "range" if isinstance(given, dict | Range) else "values"),
+]
+
+
+class Search(Section):
+    """What tuning tries of the training section: values, or a range."""
+
+    learning_rate: Space
+    pre_lr_ratio: Space | None = None
+    warmup_ratio: Space | None = None
+    weight_decay: Space | None = None
+    max_grad_norm: Space | None = None
+
+    def spaces(self) -> dict[str, list[float] | Range]:
+        """Return what is searched, by key of the training section."""
+        return {key: space for key in type(self).model_fields if (space := getattr(self, key)) is not None}
+
+
+class Tuning(Section):
+    """A search on the validation split before the cells run, with the same number of trials for every method."""
+
+    trials: PositiveInt
+    """Per method."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Of the search, and of the weights and the order of the text in every trial."""
+    tokens: PositiveInt | None = None
+    """Training budget of a trial; None takes that of the cells."""
+    search: Search
+
+    @model_validator(mode="after")
+    def _grid_is_whole(self) -> "Tuning":
+        spaces = self.search.spaces().values()
+        if any(isinstance(space, list) and len(set(space)) < len(space) for space in spaces):
+            raise ValueError("search names a value twice")
+        if all(isinstance(space, list) for space in spaces):
+            points = math.prod(len(space) for space in spaces if isinstance(space, list))
+            if self.trials != points:
+                raise ValueError(f"trials is {self.trials}: expected {points}, one for each point of the grid")
+        return self
+
 
 class Evaluation(Section):
     """What is measured on held-out text and on benchmarks."""
@@ -126,6 +199,8 @@ class Evaluation(Section):
     """Documents scored, the first of the split; None scores all."""
     windows: PositiveInt | None = None
     """Windows of the stream scored, the first; None scores all."""
+    retention: Text | None = None
+    """Text of another kind than is trained on, scored as ``document``: what a method loses there."""
     passages: Annotated[int, Field(ge=0)] = 100
     """Passages in the last-word task; 0 leaves it out."""
     tasks: list[str] = []
@@ -161,6 +236,7 @@ class Recipe(Section):
     methods: Annotated[list[Method], Field(min_length=1)]
     seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(min_length=1)] = [0]
     training: Training
+    tuning: Tuning | None = None
     evaluation: Evaluation = Evaluation()
 
     @model_validator(mode="after")
@@ -168,10 +244,30 @@ class Recipe(Section):
         for key in ("methods", "seeds"):
             if len(set(getattr(self, key))) < len(getattr(self, key)):
                 raise ValueError(f"{key} names an entry twice")
-        missing = [m for m in self.methods if m != "none" and m not in self.training.learning_rate]
-        if missing:
+        rates = self.training.learning_rate
+        if self.tuning is not None:
+            if rates:
+                raise ValueError("tuning finds the learning rate of every method; leave training.learning_rate out")
+            self._check_trials(self.tuning)
+            if self.evaluation.split == "validation":
+                raise ValueError("tuning looks at the validation split; evaluate on evaluation.split: test")
+        elif missing := [method for method in self.methods if method != "none" and method not in rates]:
             raise ValueError(f"training.learning_rate has no value for {', '.join(missing)}")
         return self
+
+    def _check_trials(self, tuning: Tuning) -> None:
+        step = self.training.block_size * self.training.batch_size
+        if tuning.tokens is not None and tuning.tokens % step:
+            raise ValueError(
+                f"tuning.tokens is {tuning.tokens}: expected a multiple of block_size · batch_size = {step}"
+            )
+        for key, space in tuning.search.spaces().items():
+            for value in space if isinstance(space, list) else (space.low, space.high):
+                try:
+                    self.training.changed(**{key: {"pre": value} if key == "learning_rate" else value})
+                except ValidationError as error:
+                    problem = error.errors()[0]["msg"].replace("Input should", "it should")
+                    raise ValueError(f"tuning.search.{key} has {value:g}; {problem}") from error
 
     def to_yaml(self) -> str:
         """Return the recipe with every default filled in."""
@@ -234,14 +330,14 @@ def parse_recipe(text: str, where: str) -> Recipe:
 
 def _sentence(error: Any) -> str:
     """Turn pydantic's first finding into one sentence with the key and what is allowed."""
-    path = [part for part in error["loc"] if part != "[key]"]
+    path = [part for part in error["loc"] if part not in ("[key]", "values", "range")]
     key = ".".join(str(part) for part in path)
     given = error["input"]
     match error["type"]:
         case "extra_forbidden":
             section: Any = Recipe
             for part in path[:-1]:
-                section = section.model_fields[part].annotation
+                section = _section(section.model_fields[part].annotation)
             return f"unknown key {key}; allowed here: {_keys(section)}."
         case "missing":
             return f"{key} is missing."
@@ -256,6 +352,13 @@ def _sentence(error: Any) -> str:
                 " (write 1.0e-3, with a point)" if isinstance(given, str) and re.fullmatch(r"\d+e-?\d+", given) else ""
             )
             return f"{key} is {given!r}; {message[0].lower()}{message[1:]}{hint}."
+
+
+def _section(annotation: Any) -> Any:
+    """Find the section in the type of a key, such as ``Tuning | None``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_section, get_args(annotation))), None)
 
 
 def _keys(section: type[BaseModel]) -> str:

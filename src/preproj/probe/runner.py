@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,18 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from preproj.cost import new_parameters
 from preproj.probe.base import Base, load_config, load_tokenizer, resolve_base
-from preproj.probe.cell import cell_folder, work_units
+from preproj.probe.cell import cell_folder, trial_units, work_units
 from preproj.probe.environment import describe_environment
 from preproj.probe.errors import RecipeError
 from preproj.probe.files import read_json, write_json, write_text
 from preproj.probe.harness import load_tasks
 from preproj.probe.methods import method_configs
 from preproj.probe.prepared import Prepared, describe_corpus, prepare
-from preproj.probe.python_docs import python_docs
 from preproj.probe.recipe import Recipe, parse_recipe
 from preproj.probe.sources import read_corpus
 from preproj.probe.summary import cells_of, write_summary
 from preproj.probe.tokenised import text_cache
+from preproj.probe.tuning import best_trial, check_optuna, read_trials, trial_folder, tune, tuned_methods
 
 
 def run_probe(recipe: Recipe, run: Path, console: Console) -> bool:
@@ -47,6 +46,8 @@ def run_probe(recipe: Recipe, run: Path, console: Console) -> bool:
             holds something else or is in use.
     """
     _check_folder(run, recipe)
+    if recipe.tuning is not None:
+        check_optuna()
     with console.status("preparing the base model (the packaged model's first use takes half a minute)"):
         base = resolve_base(recipe.model.name)
         config = load_config(base)
@@ -54,7 +55,7 @@ def run_probe(recipe: Recipe, run: Path, console: Console) -> bool:
         if recipe.evaluation.tasks and not all(_ended(cell_folder(run, *cell)) for cell in cells_of(recipe)):
             load_tasks(recipe.evaluation.tasks, recipe.evaluation.task_data)
     # Outside the status: the library that tokenises draws its own progress bars, and forks.
-    fresh = None if (run / "corpus.json").exists() else _load_text(recipe, base, config, console)
+    fresh = None if (run / "data").exists() else _load_text(run, recipe, base, config, console)
     run.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(run / ".lock", timeout=0):
@@ -113,23 +114,34 @@ def _describe_base(recipe: Recipe, base: Base, config: PretrainedConfig) -> dict
 
 
 def _load_text(
-    recipe: Recipe, base: Base, config: PretrainedConfig, console: Console
+    run: Path, recipe: Recipe, base: Base, config: PretrainedConfig, console: Console
 ) -> tuple[dict[str, Any], Prepared]:
-    """Read and tokenise the text; return the content of corpus.json and what the cells read."""
+    """Read and tokenise the text; return the content of corpus.json and what the cells read.
+
+    A run folder that was copied without its text gets it again, if it is still the same.
+    """
     if not console.is_terminal:
         disable_progress_bars()
     tokenizer = load_tokenizer(base)
     with text_cache() as documents:
-        corpus = python_docs() if recipe.data.source == "python-docs" else read_corpus(recipe.data, documents)
+        corpus = read_corpus(recipe.data, recipe.evaluation.retention, documents)
         prepared = prepare(recipe, corpus, tokenizer, config)
-        return describe_corpus(corpus, prepared), prepared
+        description = describe_corpus(corpus, prepared)
+        known = run / "corpus.json"
+        if known.exists() and (then := read_json(known)["sha256"]) != description["sha256"]:
+            raise RecipeError(
+                f"run folder {run} began with another text: its sha256 was {then[:16]}… and is "
+                f"{description['sha256'][:16]}…; restore that text or choose another folder with --out."
+            )
+        return description, prepared
 
 
 def _write_text(run: Path, dtype: str, description: dict[str, Any], prepared: Prepared) -> None:
-    """Write what every cell reads; corpus.json last, as the sign that all of it is there."""
+    """Write what every cell reads; data/ last, as the sign that all of it is there."""
+    if not (run / "corpus.json").exists():
+        write_json(run / "environment.json", describe_environment(dtype))
+        write_json(run / "corpus.json", description)
     prepared.write(run)
-    write_json(run / "environment.json", describe_environment(dtype))
-    write_json(run / "corpus.json", description)
 
 
 def _check_precision(recipe: Recipe, run: Path, base: Base, console: Console) -> None:
@@ -147,8 +159,9 @@ def _check_precision(recipe: Recipe, run: Path, base: Base, console: Console) ->
 
 
 def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console) -> None:
-    cells = cells_of(recipe)
+    """Run what is missing: every method's cell of one seed after the other, its trials before its first cell."""
     prepared = Prepared.read(run, recipe.evaluation)
+    cells = sorted(cells_of(recipe), key=lambda cell: recipe.seeds.index(cell[1]))
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -158,37 +171,89 @@ def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console) -> None:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, speed_estimate_period=120) as progress:
-        task = progress.add_task("", total=sum(work_units(recipe, prepared, method) for method, _ in cells))
-        done = 0
+        trials = dict.fromkeys(tuned_methods(recipe), recipe.tuning.trials if recipe.tuning else 0)
+        total = sum(work_units(recipe, prepared, method) for method, _ in cells)
+        total += sum(trials.values()) * trial_units(recipe, prepared)
+        part = _Parts(progress, progress.add_task("", total=total), base, console)
         for number, (method, seed) in enumerate(cells, 1):
+            if method in trials:
+                _tune(recipe, run, method, trial_units(recipe, prepared), part)
+                del trials[method]
             folder = cell_folder(run, method, seed)
-            before = done
-            done += work_units(recipe, prepared, method)
-            name = f"{method} seed {seed}"
-            if not _ended(folder):
-                progress.update(task, description=f"{name} ({number}/{len(cells)})")
-                if not console.is_terminal:
-                    console.print(f"{name} ({number}/{len(cells)})")
-                folder.mkdir(parents=True, exist_ok=True)
-                show = partial(_show, progress, task, before)
-                log = folder / "log.txt"
-                code = _run_module("preproj.probe.cell", [str(run), method, str(seed)], log, base, show)
-                if code:
-                    progress.console.print(
-                        f"{name} stopped with exit code {code}: {_last_line(log)} (see {log}). "
-                        "The same command tries again."
-                    )
-            progress.update(task, completed=done)
-        progress.update(task, description="done")
+            units = work_units(recipe, prepared, method)
+            if tried := _nothing_found(recipe, run, method):
+                write_json(folder / "failed.json", {"method": method, "seed": seed, "step": None, "reason": tried})
+            if _ended(folder):
+                part.skip(units)
+            elif not _tuning_left(recipe, run, method):
+                name = f"{method} seed {seed} ({number}/{len(cells)})"
+                part.run(name, "preproj.probe.cell", [str(run), method, str(seed)], folder, units)
+        progress.update(part.task, description="done")
+
+
+def _tune(recipe: Recipe, run: Path, method: str, units: int, part: "_Parts") -> None:
+    """Run the trials of a method; those that have ended only move the bar."""
+    assert recipe.tuning is not None
+    before = part.done
+
+    def run_trial(number: int) -> bool:
+        part.skip(before + number * units - part.done)
+        folder = trial_folder(run, method, number)
+        name = f"{method} trial {number + 1}/{recipe.tuning.trials}"  # type: ignore[union-attr]
+        part.run(name, "preproj.probe.trial", [str(run), method, str(number)], folder, units)
+        return (folder / "trial.json").exists()
+
+    tune(recipe, run, method, run_trial)
+    part.skip(before + recipe.tuning.trials * units - part.done)
+
+
+class _Parts:
+    """Runs the parts of a run, each in a process of its own, and shows how far all of them are."""
+
+    def __init__(self, progress: Progress, task: TaskID, base: Base, console: Console):
+        self.progress, self.task, self.base, self.console = progress, task, base, console
+        self.done = 0
+
+    def skip(self, units: int) -> None:
+        """Count work that needs none."""
+        self.done += units
+        self.progress.update(self.task, completed=self.done)
+
+    def run(self, name: str, module: str, arguments: list[str], folder: Path, units: int) -> None:
+        """Run one part, and say so where it stops before its end."""
+        self.progress.update(self.task, description=name)
+        if not self.console.is_terminal:
+            self.console.print(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        log = folder / "log.txt"
+        code = _run_module(module, arguments, log, self.base, self._show)
+        if code:
+            self.progress.console.print(
+                f"{name} stopped with exit code {code}: {_last_line(log)} (see {log}). The same command tries again."
+            )
+        self.skip(units)
+
+    def _show(self, units: int) -> None:
+        self.progress.update(self.task, completed=self.done + units)
+
+
+def _tuning_left(recipe: Recipe, run: Path, method: str) -> bool:
+    """Whether a method still waits for a trial."""
+    tuning = recipe.tuning
+    return tuning is not None and method != "none" and len(read_trials(recipe, run, method)) < tuning.trials
+
+
+def _nothing_found(recipe: Recipe, run: Path, method: str) -> str | None:
+    """Say why a method cannot be trained: every trial failed."""
+    if method not in tuned_methods(recipe) or _tuning_left(recipe, run, method):
+        return None
+    trials = read_trials(recipe, run, method)
+    return None if best_trial(trials) else f"every trial of its tuning failed; the last one: {trials[-1]['reason']}"
 
 
 def _ended(folder: Path) -> bool:
     """Whether a cell is finished or has failed for good."""
     return any((folder / end).exists() for end in ("metrics.json", "failed.json"))
-
-
-def _show(progress: Progress, task: TaskID, before: int, units: int) -> None:
-    progress.update(task, completed=before + units)
 
 
 def _run_module(

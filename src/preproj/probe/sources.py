@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import huggingface_hub
 from datasets import Dataset, ReadInstruction, load_dataset
 from datasets.exceptions import DatasetsError
 
-from preproj.probe.corpus import SPLITS, Corpus, Document, check_held_out, store
+from preproj.probe.corpus import RETENTION, Corpus, Document, check_held_out, store
 from preproj.probe.errors import RecipeError
-from preproj.probe.recipe import Data
+from preproj.probe.python_docs import python_docs
+from preproj.probe.recipe import Data, Text
 from preproj.probe.wikitext import articles
 
 HUB_SECONDS = 10
@@ -25,21 +27,34 @@ _SUFFIXES = (".txt", ".raw", ".jsonl", ".parquet")
 _EXPECTED = "a .txt, .raw, .jsonl or .parquet file, or a folder of such files"
 
 
-def read_corpus(data: Data, folder: Path) -> Corpus:
-    """Read the text of the sources ``files`` and ``datasets``.
+def read_corpus(data: Data, retention: Text | None, folder: Path) -> Corpus:
+    """Read the text of an experiment.
 
     Args:
         data: the recipe's section.
+        retention: the section of the text that retention is measured on.
         folder: where the documents are written, to be memory-mapped.
 
     Raises:
         RecipeError: naming the key, the place and what is allowed.
     """
-    revision = _revision(data) if data.source == "datasets" else None
+    corpus = _read(data, folder / "data", "data")
+    if retention is not None:
+        other = _read(retention, folder / RETENTION, f"evaluation.{RETENTION}")
+        splits = corpus.splits | {RETENTION: other.splits["test"]}
+        corpus = replace(corpus, splits=splits, description=f"{corpus.description} Retention: {other.source}.")
+    check_held_out(corpus.splits)
+    return corpus
+
+
+def _read(data: Text, folder: Path, section: str) -> Corpus:
+    if data.source == "python-docs":
+        return python_docs()
+    revision = _revision(data, section) if data.source == "datasets" else None
     whole: dict[tuple[str, int | None], Dataset] = {}  # a place that gives several splits is read once
     splits = {}
-    for split in SPLITS:
-        key, (name, part) = f"data.{split}", data.place(split)
+    for split in data.splits:
+        key, (name, part) = f"{section}.{split}", data.place(split)
         limit = int(part[1:-1].split(":")[1]) if data.streaming else None
         if (name, limit) not in whole:
             rows = _read_files(key, name, data) if data.source == "files" else _read_dataset(key, name, data, revision)
@@ -48,7 +63,6 @@ def read_corpus(data: Data, folder: Path) -> Corpus:
         if not len(splits[split]):
             what = "article (a line ` = Title = ` between blank lines)" if data.articles else "document with text"
             raise RecipeError(f"{key}: {name}{part} has no {what}; at least one document is needed.")
-    check_held_out(splits)
     return _described(data, splits, revision)
 
 
@@ -69,8 +83,8 @@ def _slice(key: str, documents: Dataset, part: str) -> Dataset:
     return documents.select(range(len(documents))[bounds.from_ : bounds.to] or [])  # select wants no empty range
 
 
-def _described(data: Data, splits: dict[str, Dataset], revision: str | None) -> Corpus:
-    places = {split: "".join(data.place(split)) for split in SPLITS}
+def _described(data: Text, splits: dict[str, Dataset], revision: str | None) -> Corpus:
+    places = {split: "".join(data.place(split)) for split in data.splits}
     if data.source == "files":
         source = ", ".join(Path(place).name for place in places.values())
     else:
@@ -85,7 +99,7 @@ def _described(data: Data, splits: dict[str, Dataset], revision: str | None) -> 
     )
 
 
-def _read_files(key: str, name: str, data: Data) -> Iterator[tuple[str, str]]:
+def _read_files(key: str, name: str, data: Text) -> Iterator[tuple[str, str]]:
     """Yield ids and texts; with ``data.articles`` the texts of text files are their lines."""
     path = Path(name)
     if path.is_dir():
@@ -151,7 +165,7 @@ def _read_parquet(key: str, path: Path, column: str) -> Iterator[tuple[str, str]
         yield from _column(key, path.name, dataset, column)
 
 
-def _read_dataset(key: str, split: str, data: Data, revision: str | None) -> Iterator[tuple[str, str]]:
+def _read_dataset(key: str, split: str, data: Text, revision: str | None) -> Iterator[tuple[str, str]]:
     # A folder is streamed, because the library's cache may be older than the folder's files.
     streaming = data.streaming or Path(data.name or "").is_dir()
     with _one_sentence(key, f"{data.name}, split {split},"):
@@ -162,15 +176,16 @@ def _read_dataset(key: str, split: str, data: Data, revision: str | None) -> Ite
 def _column(key: str, name: str, dataset: Any, column: str) -> Iterator[tuple[str, str]]:
     columns = dataset.column_names or list(next(iter(dataset), {column: None}))
     if column not in columns:
-        raise RecipeError(f"data.column is {column}: {key} has no such column; it has {', '.join(columns)}.")
+        section = key.rpartition(".")[0]
+        raise RecipeError(f"{section}.column is {column}: {key} has no such column; it has {', '.join(columns)}.")
     for number, row in enumerate(dataset.select_columns([column]), start=1):
         text = row[column]
         if not isinstance(text, str | None):
-            raise RecipeError(f"data.column is {column}: row {number} of {key} holds {type(text).__name__}, not text.")
+            raise RecipeError(f"{key}: row {number} holds {type(text).__name__} in column {column}, not text.")
         yield f"{name}:{number}", text or ""
 
 
-def _revision(data: Data) -> str | None:
+def _revision(data: Text, section: str) -> str | None:
     """Return the commit on the Hub, so that all splits are of one; this also finds out quickly if there is none.
 
     ``load_dataset`` tries again for half a minute.
@@ -182,8 +197,8 @@ def _revision(data: Data) -> str | None:
         return huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=HUB_SECONDS).sha
     except Exception as error:  # the Hub's client lets through whatever its HTTP library raises
         raise RecipeError(
-            f"data.name: {name} cannot be had from the Hub: {_first_line(error)}; give a name there or a folder of a "
-            "data set, or set HF_HUB_OFFLINE=1 to use a copy loaded before."
+            f"{section}.name: {name} cannot be had from the Hub: {_first_line(error)}; give a name there or a folder "
+            "of a data set, or set HF_HUB_OFFLINE=1 to use a copy loaded before."
         ) from error
 
 

@@ -54,8 +54,8 @@ def tokenised(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, block_size: in
 
     The folder is named after text, tokenizer and block size. It holds ``blocks.npy``, the training text packed:
     ``(blocks, block_size)`` of the smallest unsigned type, an end-of-text token after each document, a last, shorter
-    piece dropped; ``validation`` and ``test``, saved datasets of ``id``, ``text`` and ``input_ids``; and
-    ``tokens.json``, the tokens per split, without those ends.
+    piece dropped; every other split as a saved dataset of ``id``, ``text`` and ``input_ids``; and ``tokens.json``, the
+    tokens per split, without those ends.
 
     Args:
         corpus: the text.
@@ -73,7 +73,7 @@ def tokenised(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, block_size: in
     unfinished.mkdir(exist_ok=True)
     parts = partial(_tokenised_parts, tokenizer=tokenizer, folder=unfinished)
     tokens = {}
-    for split in ("validation", "test"):
+    for split in (split for split in corpus.splits if split != "train"):
         documents = concatenate_datasets(list(parts(corpus.splits[split], split, end=[])))
         documents.save_to_disk(str(unfinished / split))
         tokens[split] = sum(map(len, _streams([documents])))

@@ -24,6 +24,7 @@ from transformers import (
 )
 from transformers.trainer_callback import ExportableState
 
+from preproj.optimizer import create_optimizer
 from preproj.probe.files import read_jsonl, write_jsonl
 from preproj.probe.methods import Attached
 from preproj.probe.recipe import Training
@@ -87,9 +88,7 @@ def train(
         learning_rate=learning_rate,
         lr_scheduler_type="cosine",
         warmup_steps=round(settings.warmup_ratio * settings.steps),
-        weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
-        optim="adamw_torch",
         use_cpu=attached.model.device.type == "cpu",
         logging_steps=1,
         logging_nan_inf_filter=False,
@@ -107,12 +106,23 @@ def train(
         train_dataset=_Ordered(blocks, order),
         data_collator=default_data_collator,
         callbacks=[log],
+        optimizers=(_optimizer(attached, settings, learning_rate), None),
     )
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     digest = hashlib.sha256()
     for i in order:
         digest.update(blocks[i].astype(np.int64).tobytes())
     return Trained(log.seconds, digest.hexdigest())
+
+
+def _optimizer(attached: Attached, settings: Training, learning_rate: float) -> torch.optim.Optimizer:
+    return create_optimizer(
+        attached.model,
+        torch.optim.AdamW,
+        lr=learning_rate,
+        pre_lr_ratio=settings.pre_lr_ratio,
+        weight_decay=settings.weight_decay,
+    )
 
 
 class _Ordered(Dataset):

@@ -1,0 +1,80 @@
+"""A method trained on the base, or loaded where an earlier process has finished that."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from preproj.probe.files import read_json, write_json
+from preproj.probe.methods import Attached, attach
+from preproj.probe.prepared import Prepared
+from preproj.probe.process import Progress
+from preproj.probe.recipe import Training
+from preproj.probe.training import train
+
+TRAINING_WORK = 4  # a training token takes about as long as four tokens of a plain forward pass
+
+
+def fit(
+    base: PreTrainedModel,
+    prepared: Prepared,
+    settings: Training,
+    method: str,
+    seed: int,
+    folder: Path,
+    progress: Progress,
+) -> tuple[Attached, dict[str, Any]]:
+    """Put a method on the base and train it in ``folder``; ``trained.json`` there says that it is done.
+
+    Args:
+        base: the causal language model; changed in place.
+        prepared: the text.
+        settings: the training section, with the method's learning rate.
+        method: one of :data:`preproj.probe.recipe.METHODS`.
+        seed: of the new weights and of the order of the text.
+        folder: of the cell or the trial.
+        progress: told of the work done.
+
+    Returns:
+        The model with the method, and what metrics.json says about its training.
+
+    Raises:
+        NonFiniteLossError: if the loss is not finite.
+    """
+    attached = attach(base, method, seed)
+    if method == "none":
+        record = dict.fromkeys(("learning_rate", "token_order_sha256", "tokens_per_second"))
+        return attached, {**record, "tokens": 0, "steps": 0, "seconds": {"train": 0.0}}
+    trained_record = folder / "trained.json"
+    if trained_record.exists():
+        attached.load(folder / "adapter")
+    else:
+        learning_rate = settings.learning_rate[method]  # type: ignore[index]
+        tokens_per_step = settings.block_size * settings.batch_size
+        trained = train(
+            attached,
+            prepared.blocks,
+            settings,
+            learning_rate,
+            seed,
+            folder,
+            lambda step: progress.set(TRAINING_WORK * tokens_per_step * step),
+        )
+        attached.save(folder / "adapter")
+        write_json(
+            trained_record,
+            {
+                "learning_rate": learning_rate,
+                "tokens": settings.tokens,
+                "steps": settings.steps,
+                "token_order_sha256": trained.token_order_sha256,
+                "tokens_per_second": settings.tokens / trained.seconds,
+                "seconds": {"train": trained.seconds},
+            },
+        )
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    progress.set(TRAINING_WORK * settings.tokens)
+    record = read_json(trained_record)
+    del record["format_version"]
+    return attached, record
