@@ -51,11 +51,11 @@ def test_what_is_prepared_reads_back_from_the_run_folder(recipe, made_up, base, 
     assert read.passages == prepared.passages
     assert [passage.target for passage in read.passages] == [" alone", " below"]
     encoded = {row["id"]: tokenizer(row["text"]).input_ids for row in made_up.splits["test"]}
-    assert read.documents == [(id, encoded[id][:64]) for id in ("test0", "test2", "test3") if len(encoded[id]) > 1]
-    assert len(read.documents) == 3
+    assert all(len(encoded[id]) > 1 for id in ("test0", "test2", "test3"))
+    assert read.documents("test") == [(id, encoded[id][:64]) for id in ("test0", "test2", "test3")]
     # What is not scored is there too, whole.
-    assert {row["id"]: row["input_ids"] for row in read.held_out} == encoded
-    assert read.held_out["text"][:] == made_up.splits["test"]["text"][:]
+    assert {row["id"]: row["input_ids"] for row in read.held_out("test")} == encoded
+    assert read.held_out("test")["text"][:] == made_up.splits["test"]["text"][:]
     assert described["splits"]["test"] == {
         "documents": 4,
         "characters": sum(map(len, made_up.splits["test"]["text"])),
@@ -84,7 +84,7 @@ def test_the_recipes_split_is_held_out(recipe, made_up, base):
     recipe["evaluation"] |= {"split": "validation", "passages": 0}
     with text_cache():
         prepared = prepare(Recipe.model_validate(recipe), made_up, *base)
-    assert prepared.held_out["text"][:] == ["one text", "two texts"]
+    assert prepared.held_out("validation")["text"][:] == ["one text", "two texts"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_tokenizer_without_end_of_text_is_refused_and_a_list_of_ends_is_enough
     tokenizer, config = base
     config.eos_token_id = [7, 0]
     with text_cache():
-        assert prepare(Recipe.model_validate(recipe), made_up, tokenizer, config).documents
+        assert prepare(Recipe.model_validate(recipe), made_up, tokenizer, config).documents("test")
     tokenizer.eos_token = None
     with pytest.raises(RecipeError, match="has no end-of-text token to part documents"), text_cache():
         prepare(Recipe.model_validate(recipe), made_up, tokenizer, config)

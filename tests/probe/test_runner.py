@@ -66,6 +66,7 @@ def wait_for(condition, seconds: float = 300) -> None:
 
 
 CELL_FILES = ("metrics.json", "items/document.jsonl", "items/last_word.jsonl", "log.txt")
+DATASET_FILES = ("data-00000-of-00001.arrow", "dataset_info.json", "state.json")
 ADAPTER_FILES = ("README.md", "adapter_config.json", "adapter_model.safetensors")
 
 
@@ -76,8 +77,8 @@ def test_a_run_writes_its_folder_and_a_second_call_does_nothing_again(finished, 
     written = {p.relative_to(run).as_posix() for p in run.rglob("*") if p.is_file() and p.name != ".lock"}
     assert written == {
         *("recipe.yaml", "environment.json", "corpus.json", "summary.json", "report.html", "report.md"),
-        *(f"data/{name}" for name in ("blocks.npy", "passages.jsonl")),
-        *(f"data/test/{name}" for name in ("data-00000-of-00001.arrow", "dataset_info.json", "state.json")),
+        *(f"data/{name}" for name in ("blocks.npy", "passages.jsonl", "tokens.json")),
+        *(f"data/{split}/{name}" for split in ("test", "validation") for name in DATASET_FILES),
         *(f"figures/{name}.svg" for name in ("headline", "learning-curves", "pre-to-input", "skip-norm")),
         "figures/skip-to-attention.svg",
         *(f"cells/none/seed0/{name}" for name in CELL_FILES),

@@ -19,7 +19,7 @@ def rows(documents):
 
 
 def read(tmp_path, **data):
-    return read_corpus(Data(**data), tmp_path / "documents")
+    return read_corpus(Data(**data), None, tmp_path / "documents")
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_a_data_set_that_changed_is_read_again(data_set, tmp_path):
     first = read(tmp_path, **data_set)
     path = Path(data_set["name"], "large", "train.parquet")
     Dataset.from_dict({"n": [0], "content": ["new"]}).to_parquet(path)
-    second = read_corpus(Data(**data_set), tmp_path / "again")
+    second = read_corpus(Data(**data_set), None, tmp_path / "again")
     assert first.sha256 != second.sha256
     assert list(second.splits["train"]["text"]) == ["new"]
 

@@ -124,7 +124,7 @@ def test_a_file_that_changed_is_noticed_even_if_its_times_and_size_did_not(own_c
 
     def run():
         with text_cache() as documents:
-            return tokenised(read_corpus(data, documents), tokenizer, 32)
+            return tokenised(read_corpus(data, None, documents), tokenizer, 32)
 
     first = run()
     assert run() == first
@@ -200,7 +200,7 @@ def watch():
 threading.Thread(target=watch, daemon=True).start()
 begin = time.perf_counter()
 with text_cache() as documents:
-    corpus = read_corpus(data, documents)
+    corpus = read_corpus(data, None, documents)
     folder = tokenised(corpus, tokenizer, 1024)
     tokens = json.loads((folder / "tokens.json").read_text())["train"]
 print(json.dumps({"mib": (peak[0] - start) / 2**20, "seconds": time.perf_counter() - begin, "tokens": tokens}))

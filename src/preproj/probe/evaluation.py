@@ -42,9 +42,10 @@ class Tokenizer(Protocol):
         """Return the text of token ids."""
 
 
-def perplexity_protocol(name: str, evaluation: Evaluation) -> str:
-    """Say in one sentence how a perplexity is measured."""
+def perplexity_protocol(name: str, evaluation: Evaluation, split: str) -> str:
+    """Say in one sentence how the perplexity of a split is measured."""
     values = {key: "all" if value is None else value for key, value in evaluation.model_dump().items()}
+    values["split"] = split
     return PROTOCOLS[name].format(**values)
 
 

@@ -46,24 +46,26 @@ def run_probe(recipe: Recipe, run: Path, console: Console) -> bool:
             holds something else or is in use.
     """
     _check_folder(run, recipe)
-    if recipe.tuning is not None:
+    left = not all(_ended(cell_folder(run, *cell)) for cell in cells_of(recipe))
+    if left and recipe.tuning is not None:
         check_optuna()
     with console.status("preparing the base model (the packaged model's first use takes half a minute)"):
         base = resolve_base(recipe.model.name)
         config = load_config(base)
         described = _describe_base(recipe, base, config)
-        if recipe.evaluation.tasks and not all(_ended(cell_folder(run, *cell)) for cell in cells_of(recipe)):
+        if left and recipe.evaluation.tasks:
             load_tasks(recipe.evaluation.tasks, recipe.evaluation.task_data)
     # Outside the status: the library that tokenises draws its own progress bars, and forks.
-    fresh = None if (run / "data").exists() else _load_text(run, recipe, base, config, console)
+    fresh = _load_text(run, recipe, base, config, console) if left and not (run / "data").exists() else None
     run.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(run / ".lock", timeout=0):
             write_text(run / "recipe.yaml", recipe.to_yaml())
             if fresh:
                 _write_text(run, recipe.model.dtype, *fresh)
-            _check_precision(recipe, run, base, console)
-            _run_cells(recipe, run, base, console)
+            if left:
+                _check_precision(recipe, run, base, console)
+                _run_cells(recipe, run, base, console)
             return write_summary(run, recipe, described)
     except Timeout as error:
         raise RecipeError(f"run folder {run} is in use by another preproj; wait for it or choose another.") from error
@@ -173,7 +175,7 @@ def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console) -> None:
     with Progress(*columns, console=console, speed_estimate_period=120) as progress:
         trials = dict.fromkeys(tuned_methods(recipe), recipe.tuning.trials if recipe.tuning else 0)
         total = sum(work_units(recipe, prepared, method) for method, _ in cells)
-        total += sum(trials.values()) * trial_units(recipe, prepared)
+        total += sum(count * trial_units(recipe, prepared) for count in trials.values())
         part = _Parts(progress, progress.add_task("", total=total), base, console)
         for number, (method, seed) in enumerate(cells, 1):
             if method in trials:

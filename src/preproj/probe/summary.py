@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from preproj.probe.cell import cell_folder
+from preproj.probe.corpus import RETENTION
 from preproj.probe.evaluation import PROTOCOLS, perplexity_protocol
 from preproj.probe.files import read_json, write_json
 from preproj.probe.harness import task_protocol
@@ -16,6 +17,7 @@ from preproj.probe.published import published
 from preproj.probe.recipe import Recipe
 from preproj.probe.scores import Score, read_scores
 from preproj.probe.statistics import INTERVALS, contrast, holm, over_seeds, p_value, wilson
+from preproj.probe.tuning import describe_tuning, tuning_protocol
 
 BASELINE = "none"
 REFERENCE = "lora"
@@ -64,6 +66,7 @@ def write_summary(run: Path, recipe: Recipe, base: dict[str, Any]) -> bool:
             "precision": read_json(run / "precision.json") if (run / "precision.json").exists() else None,
             "published": published(recipe.model.name),
             "protocol": _protocol(recipe, measures),
+            "tuning": describe_tuning(recipe, run),
             "baseline": BASELINE if BASELINE in recipe.methods else None,
             "reference": REFERENCE if REFERENCE in recipe.methods else None,
             "measures": measures,
@@ -87,8 +90,14 @@ def _protocol(recipe: Recipe, measures: list[dict[str, Any]]) -> dict[str, str]:
             f"decay {training.weight_decay:g}, gradient norm clipped at {training.max_grad_norm:g}."
         )
     }
+    if training.pre_lr_ratio != 1:
+        said["training"] += f" The pre-projection learns at {training.pre_lr_ratio:g} of the rate of its method."
+    if recipe.tuning is not None:
+        said["tuning"] = tuning_protocol(recipe.tuning, training)
     tasks = dict.fromkeys(measure["task"] for measure in measures)
-    said |= {name: perplexity_protocol(name, evaluation) for name in tasks if name in PROTOCOLS}
+    said |= {name: perplexity_protocol(name, evaluation, evaluation.split) for name in tasks if name in PROTOCOLS}
+    if evaluation.retention is not None:
+        said[RETENTION] = perplexity_protocol("document", evaluation, RETENTION)
     if evaluation.passages:
         said["last_word"] = RULE
     if evaluation.tasks:

@@ -78,6 +78,36 @@ def best_trial(trials: list[dict[str, Any]]) -> dict[str, Any] | None:
     return min((trial for trial in trials if trial["value"] is not None), key=lambda t: t["value"], default=None)
 
 
+def describe_tuning(recipe: Recipe, run: Path) -> dict[str, Any] | None:
+    """Return summary.json's ``tuning``: every trial of every method, and which was chosen."""
+    if recipe.tuning is None:
+        return None
+    trials = []
+    for method in tuned_methods(recipe):
+        finished = read_trials(recipe, run, method)
+        best = best_trial(finished) if len(finished) == recipe.tuning.trials else None
+        trials += [{"method": method, **trial, "chosen": trial is best} for trial in finished]
+    return {"measure": objective(recipe), "trials": trials}
+
+
+def tuning_protocol(tuning: Tuning, training: Training) -> str:
+    """Say in one sentence how the settings were found."""
+    keys = ", ".join(f"{key} in {_said(space)}" for key, space in tuning.search.spaces().items())
+    tokens = tuning.tokens or training.tokens
+    sampler = "optuna's TPE sampler" if not _grid(tuning) else "every point of the grid"
+    return (
+        f"Each method has {tuning.trials} trials of {tokens:,} training tokens on seed {tuning.seed} ({sampler}: "
+        f"{keys}), judged by perplexity on the validation split; the test split plays no part. The best trial's "
+        "settings train every cell of the method."
+    )
+
+
+def _said(space: list[float] | Range) -> str:
+    if isinstance(space, Range):
+        return f"{space.low:g} to {space.high:g}, logarithmic"
+    return " / ".join(f"{value:g}" for value in space)
+
+
 def tune(recipe: Recipe, run: Path, method: str, run_trial: Callable[[int], bool]) -> bool:
     """Run the trials of a method that are missing, continuing where an interrupted call left them.
 

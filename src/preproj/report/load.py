@@ -25,6 +25,8 @@ from preproj.report.records import (
     Run,
     Split,
     Step,
+    Trial,
+    Tuning,
 )
 
 
@@ -66,6 +68,7 @@ def load(run_dir: Path) -> Run:
         precision_warning=(
             summary.child("precision").optional_text("warning") if summary.data.get("precision") is not None else None
         ),
+        tuning=_tuning(summary.child("tuning")) if summary.data.get("tuning") is not None else None,
         environment=_environment(read_json(run_dir / "environment.json")),
         corpus=_corpus(read_json(run_dir / "corpus.json")),
         recipe=_recipe(run_dir / "recipe.yaml"),
@@ -197,6 +200,22 @@ def _interval(fields: Fields) -> Interval:
         fields.optional_number(name) if name in fields.data else None for name in ("p_holm", "detectable")
     )
     return Interval(fields.number("value"), fields.number("low"), fields.number("high"), p_holm, detectable)
+
+
+def _tuning(fields: Fields) -> Tuning:
+    trials = []
+    for trial in fields.children("trials"):
+        parameters = trial.child("parameters")
+        trials.append(
+            Trial(
+                method=trial.text("method"),
+                parameters={name: parameters.number(name) for name in parameters.data},
+                value=trial.optional_number("value"),
+                reason=trial.optional_text("reason"),
+                chosen=trial.data.get("chosen") is True,
+            )
+        )
+    return Tuning(fields.text("measure"), tuple(trials))
 
 
 def _layer(fields: Fields) -> Layer:

@@ -88,6 +88,25 @@ class Published:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """One trial of tuning: its settings, and the perplexity on the validation split or why there is none."""
+
+    method: str
+    parameters: Mapping[str, float]
+    value: float | None
+    reason: str | None
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The search that found every method's settings, judged by a measure."""
+
+    measure: str
+    trials: tuple[Trial, ...]
+
+
+@dataclass(frozen=True)
 class Layer:
     """What one adapted attention module learned; None where the method has no such part."""
 
@@ -204,6 +223,7 @@ class Run:
     interactions: tuple[Interaction, ...]
     published: tuple[Published, ...]
     precision_warning: str | None
+    tuning: Tuning | None
     environment: Environment
     corpus: Corpus
     recipe: str

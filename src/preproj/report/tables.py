@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from preproj.report import units
-from preproj.report.records import Interval, Measure, Result, Row, Run
+from preproj.report.records import Interval, Measure, Result, Row, Run, Trial, Tuning
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ def tables(run: Run) -> tuple[Table, ...]:
     """
     others = [other for other in (run.baseline, run.reference) if other is not None]
     found = [_scores(run), *(_differences(run, other) for other in others), _cost(run), _cells(run), _all_pairs(run)]
-    return tuple(table for table in (*found, _interactions(run), _published(run)) if table is not None and table.rows)
+    found += [_interactions(run), _tuning(run), _published(run)]
+    return tuple(table for table in found if table is not None and table.rows)
 
 
 def footnotes(run: Run) -> tuple[str, ...]:
@@ -189,6 +190,32 @@ def _interactions(run: Run) -> Table:
     )
     titles = ("parts", *_titles(run.measures, unit=True)[1:])
     return Table("Interactions: gain of both parts together minus the sum of each one's gain", titles, rows)
+
+
+def _tuning(run: Run) -> Table | None:
+    """Every trial of the search for each method's settings."""
+    if run.tuning is None:
+        return None
+    keys = list(dict.fromkeys(key for trial in run.tuning.trials for key in trial.parameters))
+    rows = []
+    for trial in run.tuning.trials:
+        settings = [Cell(units.learning_rate(trial.parameters.get(key))) for key in keys]
+        value = Cell(f"{trial.value:,.2f}") if trial.value is not None else Cell("failed", (trial.reason or "",))
+        rows.append((Cell(trial.method), *settings, value, Cell(_choice(run.tuning, trial))))
+    titles = ("method", *(key.replace("_", " ") for key in keys), f"validation {run.tuning.measure}", "chosen")
+    return Table("Tuning: every trial, judged on the validation split", titles, tuple(rows))
+
+
+def _choice(tuning: Tuning, trial: Trial) -> str:
+    """Say whether a trial was chosen, and of which settings it has the smallest or largest value that was tried."""
+    if not trial.chosen:
+        return ""
+    edges = []
+    for key, value in trial.parameters.items():
+        tried = {other.parameters[key] for other in tuning.trials if other.method == trial.method}
+        if len(tried) > 1 and value in (min(tried), max(tried)):
+            edges.append(f"{'lowest' if value == min(tried) else 'highest'} {key.replace('_', ' ')} tried")
+    return f"yes ({', '.join(edges)})" if edges else "yes"
 
 
 def _published(run: Run) -> Table:

@@ -1,0 +1,208 @@
+"""Tuning: trials on the validation split before the cells, kept, resumed and told."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from preproj.cli import app
+from preproj.probe.files import read_json, read_jsonl
+from preproj.probe.recipe import Recipe
+from preproj.probe.tuning import tune
+
+RATES = [1e-4, 3e-3, 1e9]  # the last one diverges
+
+
+def tuned(recipe: dict, **tuning) -> dict:
+    recipe["training"].pop("learning_rate")
+    recipe["methods"] = ["none", "skip"]
+    recipe["tuning"] = {"trials": 3, "tokens": 640, "search": {"learning_rate": RATES}} | tuning
+    return recipe
+
+
+def probe(*arguments: object):
+    return CliRunner().invoke(app, ["probe", *map(str, arguments)])
+
+
+def test_every_trial_is_kept_and_the_best_trains_the_cells(recipe, write_recipe, tmp_path):
+    recipe = tuned(recipe)
+    recipe["training"]["pre_lr_ratio"] = 0.5
+    recipe["methods"] = ["pre"]
+    run = tmp_path / "run"
+    assert probe(write_recipe(recipe), "--out", run).exit_code == 0
+    tuning = read_json(run / "summary.json")["tuning"]
+    assert tuning["measure"] == "document/perplexity"
+    trials = tuning["trials"]
+    assert [(trial["method"], trial["number"]) for trial in trials] == [("pre", number) for number in range(3)]
+    assert [trial["parameters"]["learning_rate"] for trial in trials] == RATES
+    best = min((trial for trial in trials if trial["value"] is not None), key=lambda trial: trial["value"])
+    assert [trial["chosen"] for trial in trials] == [trial is best for trial in trials]
+    assert trials[2]["value"] is None or trials[2]["value"] > best["value"]
+    metrics = read_json(run / "cells/pre/seed0/metrics.json")
+    assert metrics["learning_rate"] == best["parameters"]["learning_rate"]
+    # A trial has its own budget, a cell that of the recipe.
+    assert len(read_jsonl(run / "tuning/pre/trial0/training.jsonl")) == 640 / 64
+    assert len(read_jsonl(run / "cells/pre/seed0/training.jsonl")) == 1280 / 64
+    assert not (run / "tuning/pre/trial0/adapter").exists()
+    # The rate that is logged is what the pre-projection had.
+    logged = max(row["learning_rate"] for row in read_jsonl(run / "tuning/pre/trial1/training.jsonl"))
+    assert logged == pytest.approx(0.5 * RATES[1])
+    report = (run / "report.md").read_text("utf-8")
+    assert "Tuning: every trial, judged on the validation split" in report
+    assert "3 trials of 640 training tokens on seed 0 (every point of the grid: learning\\_rate in 0.0001" in report
+
+
+def test_a_trial_is_scored_on_validation_text_as_a_cell_would_be(recipe, write_recipe, tmp_path):
+    run = tmp_path / "run"
+    one = tuned(recipe, trials=1, tokens=1280, seed=3, search={"learning_rate": [1e-3]})
+    assert probe(write_recipe(one), "--out", run).exit_code == 0
+    trial = read_json(run / "tuning/skip/trial0/trial.json")
+    # The same as a run that evaluates the validation split with that rate and seed.
+    del recipe["tuning"]
+    recipe["training"]["learning_rate"] = {"skip": 1e-3}
+    recipe["seeds"] = [3]
+    recipe["methods"] = ["skip"]
+    recipe["evaluation"] |= {"split": "validation", "passages": 0}
+    assert probe(write_recipe(recipe), "--out", tmp_path / "other").exit_code == 0
+    loss, tokens = np.array(
+        [row["perplexity"] for row in read_jsonl(tmp_path / "other/cells/skip/seed3/items/document.jsonl")]
+    ).T
+    assert trial["value"] == pytest.approx(math.exp(loss.sum() / tokens.sum()), rel=1e-12)
+
+
+@pytest.mark.parametrize("killed_after", ["parameters.json", "trial.json"])
+def test_an_interrupted_search_goes_on_with_the_same_suggestions(recipe, tmp_path, killed_after):
+    search = {"learning_rate": {"low": 1e-5, "high": 1e-1}, "weight_decay": [0.0, 0.1]}
+    checked = Recipe.model_validate(tuned(recipe, trials=4, search=search))
+
+    def run_in(run, stop_at=None):
+        def trial(number):
+            folder = run / "tuning/skip" / f"trial{number}"
+            parameters = read_json(folder / "parameters.json")["parameters"]
+            if number == stop_at and killed_after == "parameters.json":
+                raise KeyboardInterrupt
+            value = abs(math.log10(parameters["learning_rate"]) + 3) + parameters["weight_decay"]
+            content = {"parameters": parameters, "value": value, "reason": None, "seconds": 1.0}
+            (folder / "trial.json").write_text(json.dumps(content))
+            if number == stop_at:
+                raise KeyboardInterrupt
+            return True
+
+        run.mkdir(exist_ok=True)
+        assert tune(checked, run, "skip", trial)
+        return [read_json(run / f"tuning/skip/trial{n}/parameters.json")["parameters"] for n in range(4)]
+
+    whole = run_in(tmp_path / "whole")
+    for parameters in whole:
+        assert 1e-5 <= parameters["learning_rate"] <= 1e-1
+        assert parameters["weight_decay"] in (0.0, 0.1)
+    assert len({parameters["learning_rate"] for parameters in whole}) == 4
+    with pytest.raises(KeyboardInterrupt):
+        run_in(tmp_path / "cut", stop_at=1)
+    assert run_in(tmp_path / "cut") == whole
+
+
+def test_a_method_whose_trials_all_fail_has_failed_cells_and_a_reason(recipe, write_recipe, tmp_path):
+    run = tmp_path / "run"
+    recipe = tuned(recipe, trials=1, search={"learning_rate": [1e30]})
+    recipe["training"]["max_grad_norm"] = 1e9
+    done = probe(write_recipe(recipe), "--out", run)
+    assert done.exit_code == 1
+    failed = read_json(run / "cells/skip/seed0/failed.json")
+    assert failed["reason"].startswith(
+        "every trial of its tuning failed; the last one: the training loss was not finite"
+    )
+    assert (run / "cells/none/seed0/metrics.json").exists()
+    assert "not finite" in (run / "report.md").read_text("utf-8")
+
+
+def test_a_run_folder_without_its_text_gets_it_again_or_is_refused(recipe, write_recipe, tmp_path, text_files):
+    run = tmp_path / "run"
+    recipe = tuned(recipe, trials=1, search={"learning_rate": [1e-3]})
+    own = tmp_path / "train.jsonl"
+    shutil.copy(text_files["train"], own)
+    recipe["data"]["train"] = str(own)
+    path = write_recipe(recipe)
+    assert probe(path, "--out", run).exit_code == 0
+    before = (run / "cells/skip/seed0/items/document.jsonl").read_bytes()
+    environment = (run / "environment.json").read_bytes()
+    shutil.rmtree(run / "data")
+    assert probe(path, "--out", run).exit_code == 0  # nothing is left to run
+    assert not (run / "data").exists()
+    shutil.rmtree(run / "cells/skip")
+    assert probe(path, "--out", run).exit_code == 0
+    assert (run / "cells/skip/seed0/items/document.jsonl").read_bytes() == before
+    assert (run / "environment.json").read_bytes() == environment
+    shutil.rmtree(run / "data")
+    shutil.rmtree(run / "cells/skip")
+    own.write_text(own.read_text("utf-8") + '{"text": "one more"}\n', "utf-8")
+    refused = probe(path, "--out", run)
+    assert refused.exit_code == 2
+    assert "began with another text" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"trials": 2}, "tuning: trials is 2: expected 3, one for each point of the grid."),
+        ({"tokens": 100}, "tuning.tokens is 100: expected a multiple of block_size · batch_size = 64."),
+        (
+            {"search": {"learning_rate": {"low": 1e-2, "high": 1e-3}}},
+            "learning_rate: low is 0.01: expected less than hi",
+        ),
+        ({"search": {"learning_rate": {"low": 1e-2}}}, "tuning.search.learning_rate.high is missing."),
+        ({"search": {"learning_rate": {"low": 1e-2, "up": 1}}}, "tuning.search.learning_rate.high is missing."),
+        (
+            {"search": {"learning_rate": [0, 1e-3, 1e-2]}},
+            "tuning.search.learning_rate has 0; it should be greater than 0",
+        ),
+        ({"search": {"learning_rate": [1e-3] * 3}}, "tuning: search names a value twice."),
+        ({"search": {"learning_rate": "1e-3"}}, "it should be a valid list (write 1.0e-3, with a point)"),
+        ({"search": {}}, "tuning.search.learning_rate is missing."),
+        (
+            {"search": {"learning_rate": RATES, "tokens": [1]}},
+            "unknown key tuning.search.tokens; allowed here: learning",
+        ),
+        (
+            {"search": {"learning_rate": RATES, "warmup_ratio": [2]}},
+            "search.warmup_ratio has 2; it should be less than",
+        ),
+    ],
+)
+def test_mistakes_in_the_section_are_one_sentence(recipe, write_recipe, tmp_path, change, message):
+    done = probe(write_recipe(tuned(recipe, **change)), "--out", tmp_path / "run")
+    assert done.exit_code == 2
+    assert message in done.output
+    assert done.output.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_rates_beside_tuning_and_validation_as_the_test_are_refused(recipe):
+    rates = dict(recipe["training"]["learning_rate"])
+    recipe = tuned(recipe)
+    with pytest.raises(ValueError, match=r"leave training\.learning_rate out"):
+        Recipe.model_validate(recipe | {"training": recipe["training"] | {"learning_rate": rates}})
+    with pytest.raises(ValueError, match=r"evaluate on evaluation\.split: test"):
+        Recipe.model_validate(recipe | {"evaluation": recipe["evaluation"] | {"split": "validation"}})
+
+
+def test_without_optuna_one_sentence_names_the_command(recipe, write_recipe, tmp_path):
+    block = "import sys; sys.modules['optuna'] = None; sys.argv = ['preproj', *sys.argv[1:]]\n"
+    block += "import importlib.util as u; find = u.find_spec\n"
+    block += "u.find_spec = lambda name, *rest: None if name == 'optuna' else find(name, *rest)\n"
+    block += "from preproj.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", block, "probe", str(write_recipe(tuned(recipe))), "--out", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (
+        2,
+        "preproj: tuning needs optuna; run `pip install 'preproj[tuning]'`.\n",
+    )
