@@ -121,6 +121,7 @@ def test_the_public_names_are_pinned():
         "PreProjModel",
         "PreProjection",
         "__version__",
+        "create_optimizer",
         "params",
         "sites",
     ]

@@ -91,7 +91,10 @@ def test_torchs_own_encoder_layer_is_refused():
 def test_size_and_learning_rate_does_what_it_says(stand_ins, tmp_path, capsys):
     made = run("size-and-learning-rate", stand_ins, tmp_path)
     assert re.search("new parameters +6,144 ", capsys.readouterr().out)  # 2 layers · (2.5 · 32² + 2 · 8 · 32)
-    assert [sum(p.numel() for p in group["params"]) for group in made["groups"]] == [2 * 2560, 2 * 1024]
+    groups = [
+        (group["lr"], sum(weight.numel() for weight in group["params"])) for group in made["optimizer"].param_groups
+    ]
+    assert groups == [(1e-3, 2 * 1024), (pytest.approx(3e-5), 2 * 2560)]
     assert {p.dtype for p in made["model"].parameters()} == {torch.bfloat16}
 
 
