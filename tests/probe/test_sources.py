@@ -205,7 +205,7 @@ def test_streaming_reads_no_further_than_the_part(data_set, tmp_path, monkeypatc
     ("change", "message"),
     [
         ({"column": "text"}, "data.column is text: data.train has no such column; it has n, content."),
-        ({"column": "n"}, "data.column is n: row 1 of data.train holds int, not text."),
+        ({"column": "n"}, "data.train: row 1 holds int in column n, not text."),
         ({"train": "training"}, "cannot be read: Bad split: training. Available splits: ['train', 'validation', 'tes"),
         ({"config": "huge"}, "cannot be read: BuilderConfig 'huge' not found. Available: ['small', 'large']."),
     ],
