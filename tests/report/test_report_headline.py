@@ -40,6 +40,7 @@ def say(rows, pairs=(), reference="lora", warning=None):
         rows=tuple(rows),
         scores=scores,
         pairs=tuple(pairs),
+        tuning=None,
         interactions=(),
         published=(),
         precision_warning=warning,
