@@ -12,9 +12,10 @@ from pathlib import Path
 from rich.console import Console
 
 from preproj.probe.files import read_json, write_json, write_text
-from preproj.probe.recipe import METHODS, Recipe, load_recipe
+from preproj.probe.recipe import Recipe, load_recipe
 from preproj.probe.runner import run_probe
 
+METHODS = ("pre", "skip", "pre+skip", "lora", "lora-qkv", "pre+lora", "pre+skip+lora")
 GRID = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 DOCUMENTS = 24
 RUNS = Path("runs/demo-tuning")
@@ -23,13 +24,12 @@ RESULTS = Path("results/demo-tuning")
 
 def trial(demo: Recipe, learning_rate: float) -> Recipe:
     """Return the demo's recipe at one learning rate for every method, scored on the validation split."""
-    methods = [method for method in METHODS if method != "none"]
     return Recipe.model_validate(
         demo.model_dump()
         | {
             "name": f"demo-tuning-{learning_rate:g}",
-            "methods": methods,
-            "training": demo.training.model_dump() | {"learning_rate": dict.fromkeys(methods, learning_rate)},
+            "methods": list(METHODS),
+            "training": demo.training.model_dump() | {"learning_rate": dict.fromkeys(METHODS, learning_rate)},
             "evaluation": demo.evaluation.model_dump() | {"split": "validation", "documents": DOCUMENTS, "passages": 0},
         }
     )

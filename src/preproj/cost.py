@@ -150,17 +150,15 @@ def params(
     limit = getattr(shell.config.get_text_config(), "max_position_embeddings", None)
     tokens = min(tokens, limit) if isinstance(limit, int) and limit > 0 else tokens
     base = sum(p.numel() for p in shell.parameters())
-    with adapted(shell, copy.deepcopy(config) if config else PreProjConfig()) as ours:
+    with adapted(shell, config or PreProjConfig()) as ours:
         parts = _parts(ours)
         prefill, training = _count_flops(ours, tokens)
     budget = sum(parts.values())
     lora = {}
-    for where, targets in (
-        ("attention's input projections", input_projections(shell)),
-        ("all linear layers", "all-linear"),  # last, because where PEFT refuses these it leaves the model half changed
-    ):
-        with suppress(ValueError):  # PEFT refuses LoRA there
-            lora[where] = matching_lora(shell, targets, budget)
+    with suppress(ValueError):  # preproj knows no names, or PEFT refuses LoRA there
+        lora["attention's input projections"] = matching_lora(shell, input_projections(shell), budget)
+    with suppress(ValueError):  # last, because where PEFT refuses these it leaves the model half changed
+        lora["all linear layers"] = matching_lora(shell, "all-linear", budget)
     return Params(type(shell).__name__, base, parts, tokens, prefill, training, lora)
 
 
@@ -187,8 +185,8 @@ def meta_model(source: PreTrainedModel | PeftModel | PreTrainedConfig) -> PreTra
 
 @contextmanager
 def adapted(model: PreTrainedModel, config: PeftConfig) -> Iterator[PeftModel]:
-    """Put an adapter on a model while the context is open; the model stays frozen."""
-    peft_model = get_peft_model(model, config)
+    """Put an adapter on a model while the context is open; the model stays frozen, the configuration as it is."""
+    peft_model = get_peft_model(model, copy.deepcopy(config))
     try:
         yield peft_model
     finally:
@@ -202,29 +200,50 @@ def new_parameters(model: PreTrainedModel, config: PeftConfig) -> int:
         return peft_model.get_nb_trainable_parameters()[0]
 
 
-def matching_lora(model: PreTrainedModel, targets: str | list[str], budget: int) -> MatchingLora:
+def matching_lora(
+    model: PreTrainedModel, targets: str | list[str], budget: int, *, use_dora: bool = False
+) -> MatchingLora:
     """Return the LoRA whose parameters come closest to ``budget``.
 
     Args:
         model: of :func:`meta_model`.
         targets: as ``LoraConfig`` takes them.
         budget: parameters.
+        use_dora: whether it is DoRA, whose magnitudes, one for each output of a layer, count too.
 
     Raises:
         ValueError: if PEFT has no LoRA for these layers.
     """
-    if not targets:
-        raise ValueError("LoRA on attention's input projections: preproj does not know their names in this model.")
     per_rank = new_parameters(model, LoraConfig(r=1, target_modules=targets))
-    rank = max(1, round(budget / per_rank))
-    return MatchingLora(rank, rank * per_rank)
+    magnitudes = 0
+    if use_dora:
+        magnitudes = new_parameters(model, LoraConfig(r=1, target_modules=targets, use_dora=True)) - per_rank
+    rank = max(1, round((budget - magnitudes) / per_rank))
+    return MatchingLora(rank, rank * per_rank + magnitudes)
 
 
 def input_projections(model: PreTrainedModel) -> list[str]:
-    """Return the names of the layers inside attention that make queries, keys and values."""
+    """Return the names of the layers inside attention that make queries, keys and values.
+
+    Raises:
+        ValueError: if they are called otherwise than in any model preproj knows.
+    """
+    found = {path.rpartition(".")[2] for path in input_projection_paths(model)}
+    return [name for name in INPUT_PROJECTIONS if name in found]
+
+
+def input_projection_paths(model: PreTrainedModel) -> list[str]:
+    """Return the paths in the model of the layers that :func:`input_projections` names; raises as it does."""
     with adapted(model, PreProjConfig()) as ours:
-        children = {name for _, attention, _ in adapted_sites(ours) for name, _ in attention.named_children()}
-    return [name for name in INPUT_PROJECTIONS if name in children]
+        paths = [
+            f"{site}.{name}"
+            for site, attention, _ in adapted_sites(ours)
+            for name, _ in attention.named_children()
+            if name in INPUT_PROJECTIONS
+        ]
+    if not paths:
+        raise ValueError("attention's input projections: preproj does not know their names in this model.")
+    return paths
 
 
 def _parts(model: PeftModel) -> dict[str, int]:

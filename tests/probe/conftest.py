@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 from preproj.probe.corpus import Corpus
 from preproj.probe.python_docs import python_docs
-from preproj.probe.recipe import METHODS
+
+TRAINED = ("pre", "skip", "pre+skip", "lora", "pre+skip+lora", "lora-qkv", "dora", "dense-qkv", "full")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -90,7 +91,7 @@ def tiny_recipe(tiny_base: Path, text_files: dict[str, str]) -> dict:
             "tokens": 1280,
             "block_size": 32,
             "batch_size": 2,
-            "learning_rate": {method: 3e-3 for method in METHODS if method != "none"},
+            "learning_rate": dict.fromkeys(TRAINED, 3e-3),
             "save_steps": 4,
         },
         "evaluation": {"context": 32, "stride": 16, "document_tokens": 64, "documents": 8, "passages": 8},

@@ -38,8 +38,15 @@ def changed(path: str, value: object) -> str:
         ("training.warmup_ratio", 2.0, "training.warmup_ratio is 2.0; it should be less than or equal to 1"),
         ("training.learning_rate", {}, "training.learning_rate has no value for pre"),
         ("training.learning_rate", {"pre": -1.0}, "training.learning_rate.pre is -1.0; it should be greater than 0"),
-        ("training.learning_rate", {"dora": 1.0}, "training.learning_rate.dora is 'dora'; allowed: 'none', 'pre'"),
-        ("methods", ["pre", "magic"], "methods.1 is 'magic'; allowed: 'none', 'pre', 'skip', 'pre+skip', 'lora'"),
+        ("training.learning_rate", {"adora": 1.0}, "training.learning_rate.adora: 'adora' is no method: a method is"),
+        (
+            "methods",
+            ["pre", "magic"],
+            "methods.1: 'magic' is no method: a method is none, full, dense-qkv, or parts joined by + in this order: "
+            "pre, skip, one of lora, lora-qkv, dora, rslora; skip and the last may name a rank, as in pre+skip-r16 or "
+            "lora-r8.",
+        ),
+        ("match", "yes", "match is 'yes'; it should be a valid boolean"),
         ("methods", [], "methods is []; list should have at least 1 item"),
         ("methods", ["pre", "pre"], "methods names an entry twice"),
         ("seeds", [0, 0], "seeds names an entry twice"),
@@ -86,6 +93,27 @@ def test_a_mistake_is_one_sentence_with_the_key_and_what_is_allowed(path, value,
     assert sentence in message
     assert "\n" not in message
     assert message.endswith(".")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_of_the_base_train_in_float32_only(dtype):
+    recipe = copy.deepcopy(GOOD) | {"methods": ["none", "full", "pre", "dense-qkv"]}
+    recipe["training"]["learning_rate"] = {"full": 1e-5, "dense-qkv": 1e-5, "pre": 1e-3}
+    assert parse_recipe(yaml.safe_dump(recipe), "my.yaml").methods == recipe["methods"]
+    recipe["model"]["dtype"] = dtype
+    sentence = (
+        f"my.yaml: model.dtype is {dtype}, and the base's own weights train in full, dense-qkv, which needs float32"
+    )
+    with pytest.raises(RecipeError, match=sentence):
+        parse_recipe(yaml.safe_dump(recipe), "my.yaml")
+
+
+def test_match_goes_with_pre():
+    recipe = copy.deepcopy(GOOD) | {"match": True}
+    assert parse_recipe(yaml.safe_dump(recipe), "my.yaml").match
+    recipe |= {"methods": ["none", "skip"], "training": {"tokens": 1024, "learning_rate": {"skip": 1e-3}}}
+    with pytest.raises(RecipeError, match="match goes with the method pre only, which it widens to the size of pre"):
+        parse_recipe(yaml.safe_dump(recipe), "my.yaml")
 
 
 @pytest.mark.parametrize("key", ["name", "model", "methods", "training"])

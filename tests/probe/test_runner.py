@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from click.testing import Result
 from peft import __version__ as peft_version
@@ -22,6 +24,8 @@ from typer.testing import CliRunner
 from preproj.cli import app
 from preproj.probe.files import read_json, read_jsonl
 from preproj.probe.summary import write_summary
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
 
 
 def preproj(*arguments: object, **options) -> subprocess.CompletedProcess:
@@ -228,6 +232,81 @@ def test_a_pair_of_adapters_is_trained_resumed_saved_measured_and_marked(recipe,
     (cell / "items/document.jsonl").unlink()
     assert in_process("probe", write_recipe(recipe), "--out", run).exit_code == 0
     assert (cell / "items/document.jsonl").read_bytes() == items
+
+
+@pytest.fixture(scope="module")
+def many_methods(tiny_recipe, tmp_path_factory):
+    """A finished run of methods that train weights of the base, name a rank, or are widened, and its recipe file."""
+    folder = tmp_path_factory.mktemp("many")
+    rates = dict.fromkeys(("pre", "dense-qkv", "full", "skip-r4"), 3e-3)
+    recipe = tiny_recipe | {"methods": ["none", *rates], "match": True}
+    recipe["training"] = recipe["training"] | {"learning_rate": rates}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    done = preproj("probe", folder / "recipe.yaml", "--out", folder / "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "run", folder / "recipe.yaml"
+
+
+def test_every_kind_of_method_has_its_files_its_size_and_its_notes(many_methods, tiny_base):
+    run, _ = many_methods
+    metrics = {folder.name: read_json(folder / "seed0/metrics.json") for folder in (run / "cells").iterdir()}
+    base = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(tiny_base).parameters())
+    assert metrics["pre"]["trainable_parameters"] == 2 * 3.5 * 32 * 32
+    assert metrics["dense-qkv"]["trainable_parameters"] == 2 * (32 * 32 + 2 * 32 * 16)
+    assert metrics["full"]["trainable_parameters"] == metrics["full"]["total_parameters"] == base
+    assert metrics["full"]["adapter"] is metrics["dense-qkv"]["adapter"] is None
+    assert {name: len(cell["layers"]) for name, cell in metrics.items()} == {
+        **dict.fromkeys(("none", "dense-qkv", "full"), 0),
+        **dict.fromkeys(("pre", "skip-r4"), 2),
+    }
+    for method in ("dense-qkv", "full"):
+        folder = run / "cells" / method / "seed0/adapter"
+        assert [path.name for path in folder.iterdir()] == ["weights.safetensors"]
+    report = (run / "report.md").read_text("utf-8")
+    for sentence in ("pre: widened to an expansion of 1.75, 100% of", "dense-qkv: 57% of", "full: over budget, "):
+        assert sentence in report
+    assert "In dense-qkv and full weights of the base train, in place of new ones." in report
+
+
+def test_trained_weights_load_as_the_page_says_and_score_as_the_cell_did(many_methods, tmp_path, tiny_base):
+    run, recipe = many_methods
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "run-folder.md").read_text("utf-8"), re.DOTALL)
+    cells = [run / "cells" / method / "seed0" for method in ("dense-qkv", "full")]
+    for cell in cells:
+        names: dict = {"base": AutoModelForCausalLM.from_pretrained(tiny_base), "folder": cell / "adapter"}
+        exec(code, names)
+        loaded = names["base"].state_dict()
+        weights = load_file(cell / "adapter/weights.safetensors")
+        assert all(torch.equal(loaded[name], weight) for name, weight in weights.items())
+    # A kill between training and scoring: the weights come back from their file.
+    items = [(cell / "items/document.jsonl").read_bytes() for cell in cells]
+    for cell in cells:
+        (cell / "metrics.json").unlink()
+        (cell / "items/document.jsonl").unlink()
+    assert in_process("probe", recipe, "--out", run).exit_code == 0
+    assert [(cell / "items/document.jsonl").read_bytes() for cell in cells] == items
+
+
+def test_a_pair_names_what_differs_between_its_cells(many_methods, tmp_path):
+    whole, recipe = many_methods
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    for method, changes in {
+        "dense-qkv": {"device": "cuda", "trainable_parameters": 7024},  # 2.01 % less than pre's 7168
+        "skip-r4": {"trainable_parameters": 7025},  # 1.99 % less
+        "full": {"dtype": "bfloat16", "token_order_sha256": "other", "trainable_parameters": 7168},
+    }.items():
+        path = run / "cells" / method / "seed0/metrics.json"
+        path.write_text(json.dumps(read_json(path) | changes))
+    assert in_process("probe", recipe, "--out", run).exit_code == 0
+    pairs = {(pair["ours"], pair["theirs"]): pair for pair in read_json(run / "summary.json")["pairs"]}
+    assert {ours: pairs[ours, "pre"]["differs"] for ours in ("dense-qkv", "full", "skip-r4")} == {
+        "dense-qkv": ["parameters", "device"],
+        "full": ["dtype", "data"],
+        "skip-r4": [],
+    }
+    assert pairs["skip-r4", "none"]["differs"] == ["parameters"]  # the untouched model saw no tokens at all
+    assert [names for names, pair in pairs.items() if pair["matched"]] == [("skip-r4", "pre")]
 
 
 def test_a_method_that_does_not_fit_the_model_is_refused_before_anything_is_written(

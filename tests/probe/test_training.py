@@ -83,6 +83,26 @@ def test_training_lowers_the_loss_and_leaves_the_base_alone(tmp_path):
     assert all(torch.equal(after[key], value) for key, value in before.items())
 
 
+@pytest.mark.parametrize(
+    ("method", "rate", "ours"),
+    [
+        ("dense-qkv", 3e-3, ("q_proj.weight", "k_proj.weight", "v_proj.weight")),
+        ("full", 3e-3, ("",)),
+        ("dora", 1e-2, (".lora_A.default.weight", ".lora_B.default.weight", ".lora_magnitude_vector.default.weight")),
+        ("rslora", 1e-2, (".lora_A.default.weight", ".lora_B.default.weight")),
+        ("skip-r4", 1e-2, (".skip_a.default.weight", ".skip_b.default.weight")),
+        ("pre+skip-r4", 1e-2, tuple(f".{what}.default.weight" for what in ("up", "down", "skip_a", "skip_b"))),
+    ],
+)
+def test_every_method_lowers_the_loss_and_changes_its_own_weights_only(tmp_path, method, rate, ours):
+    before = {n: p.clone() for n, p in attach(tiny_model("llama").float(), method, 0).model.named_parameters()}
+    model, _ = run(tmp_path, method, rate, settings=SETTINGS.model_copy(update={"tokens": 16 * 2 * 100}))
+    losses = [row["loss"] for row in read_jsonl(tmp_path / "training.jsonl")]
+    assert np.mean(losses[-10:]) < np.mean(losses[:10]) - 0.3
+    changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+    assert changed == {n for n in before if n.endswith(ours)}
+
+
 def test_log_has_one_row_a_step_with_warm_up_and_cosine(tmp_path):
     steps = []
     run(tmp_path, on_step=steps.append)
@@ -110,7 +130,10 @@ def stop_at(step: int):
 
 
 @pytest.mark.parametrize(
-    ("step", "method"), [*((step, "pre+skip") for step in (1, 4, 6, 11)), (6, "lora"), (6, "pre+lora"), (6, ALL_THREE)]
+    ("step", "method"),
+    [*((step, "pre+skip") for step in (1, 4, 6, 11)), (6, "lora"), (6, "pre+lora"), (6, ALL_THREE)]
+    + [(step, method) for method in ("full", "dense-qkv") for step in (1, 6)]
+    + [(6, "dora")],
 )
 def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path, step, method):
     whole, _ = run(tmp_path / "whole", method)

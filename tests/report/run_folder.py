@@ -84,7 +84,8 @@ def write_run(
                 {
                     "ours": ours,
                     "theirs": theirs,
-                    "matched": abs(_size(ours) - _size(theirs)) <= 0.02 * _size(ours),
+                    "differs": _differs(ours, theirs),
+                    "matched": not _differs(ours, theirs),
                     "differences": {name: _difference(ours, theirs, name, seeds) for name in names},
                 }
                 for theirs, ours in combinations(finished, 2)
@@ -104,6 +105,10 @@ def write_json(path: Path, data: dict[str, Any], version: int = 2) -> None:
 
 def _size(method: str) -> int:
     return PARAMETERS.get(method, 5_000_000)
+
+
+def _differs(ours: str, theirs: str) -> list[str]:
+    return [] if abs(_size(ours) - _size(theirs)) <= 0.02 * _size(ours) else ["parameters"]
 
 
 def _value(method: str, name: str, seed: int) -> float:

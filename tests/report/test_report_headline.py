@@ -19,9 +19,9 @@ def cell(method, parameters, perplexity=30.0, seed=0):
     )
 
 
-def pair(ours, theirs, perplexity, accuracy, *, matched=True):
+def pair(ours, theirs, perplexity, accuracy, *, differs=()):
     intervals = [Interval((low + high) / 2, low, high, 0.04, 0.3) for low, high in (perplexity, accuracy)]
-    return Pair(ours, theirs, matched, dict(zip((m.name for m in MEASURES), intervals, strict=True)))
+    return Pair(ours, theirs, differs, dict(zip((m.name for m in MEASURES), intervals, strict=True)))
 
 
 def say(rows, pairs=(), reference="lora", warning=None):
@@ -40,6 +40,7 @@ def say(rows, pairs=(), reference="lora", warning=None):
         rows=tuple(rows),
         scores=scores,
         pairs=tuple(pairs),
+        tuning=None,
         interactions=(),
         published=(),
         precision_warning=warning,
@@ -50,9 +51,9 @@ def say(rows, pairs=(), reference="lora", warning=None):
     return " ".join(headline(run))
 
 
-def against_lora(perplexity, accuracy, *, matched=True, sizes=(10, 10)):
+def against_lora(perplexity, accuracy, *, differs=(), sizes=(10, 10)):
     rows = (cell("lora", sizes[0]), cell("pre+skip", sizes[1]))
-    return say(rows, [pair("pre+skip", "lora", perplexity, accuracy, matched=matched)])
+    return say(rows, [pair("pre+skip", "lora", perplexity, accuracy, differs=differs)])
 
 
 @pytest.mark.parametrize(
@@ -84,9 +85,28 @@ def test_an_interval_that_touches_zero_is_not_a_difference():
     assert "better in" not in said
 
 
-def test_unequal_budgets_are_called_no_fair_comparison():
-    said = against_lora((-0.5, -0.1), (0.01, 0.05), matched=False, sizes=(10, 210))
-    assert "their budgets of trainable parameters differ (210 against 10), so this is no fair comparison." in said
+@pytest.mark.parametrize(
+    ("differs", "reason"),
+    [
+        (("parameters",), "their trainable parameters differ (210 against 10 trainable parameters)"),
+        (("device",), "their devices differ"),
+        (("dtype", "data"), "their dtypes and training tokens differ"),
+    ],
+)
+def test_a_pair_that_is_not_matched_gets_no_verdict(differs, reason):
+    said = against_lora((-0.5, -0.1), (0.01, 0.05), differs=differs, sizes=(10, 210))
+    assert f"pre+skip and lora are no matched pair, because {reason}" in said
+    assert "this run does not say which is better" in said
+    assert "beats" not in said
+    assert "better in" not in said
+
+
+def test_the_untouched_model_has_no_size_to_match_but_a_device():
+    rows = (cell("none", 0), cell("pre+skip", 10, 29.5))
+    said = say(rows, [pair("pre+skip", "none", (-0.7, -0.3), NO, differs=("parameters",))])
+    assert "pre+skip against the untouched model (none): better in document perplexity" in said
+    said = say(rows, [pair("pre+skip", "none", (-0.7, -0.3), NO, differs=("parameters", "device"))])
+    assert "better in" not in said
 
 
 def test_the_best_method_comes_first_with_its_lead():
@@ -96,6 +116,21 @@ def test_the_best_method_comes_first_with_its_lead():
         "Best in document perplexity: lora-qkv (29.50, 7 trainable parameters); next none "
         "(lora-qkv − none: −0.50 [−0.70, −0.30])."
     )
+
+
+def test_the_lead_of_the_best_is_over_the_next_that_it_is_matched_with():
+    rows = (cell("none", 0), cell("lora", 7, 29.4), cell("full", 70, 28.0), cell("dense-qkv", 70, 29.0))
+    pairs = [
+        pair("full", "lora", (-1.5, -1.3), NO, differs=("parameters",)),
+        pair("full", "dense-qkv", (-1.1, -0.9), NO),
+        pair("full", "none", (-2.1, -1.9), NO, differs=("parameters",)),
+    ]
+    best = "Best in document perplexity: full (28.00, 70 trainable parameters)"
+    assert say(rows, pairs, reference=None).startswith(f"{best}; next dense-qkv (full − dense-qkv: −1.00")
+    del pairs[1]
+    assert say(rows, pairs, reference=None).startswith(f"{best}; next comparable none (full − none: −2.00")
+    del pairs[1]
+    assert say(rows, pairs, reference=None).startswith(f"{best}.")
 
 
 def test_unfinished_cells_are_counted():

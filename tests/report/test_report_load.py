@@ -123,3 +123,14 @@ def test_a_wrong_field_of_the_comparison_is_named(build_run, part, changes, sent
 def test_a_folder_that_is_none_is_refused(tmp_path):
     with pytest.raises(ReportError, match="nowhere is not a folder; give the folder"):
         write_report(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(("matched", "differs"), [(True, ()), (False, ("parameters",))])
+def test_a_summary_without_what_differs_says_it_of_the_sizes(build_run, matched, differs):
+    folder = build_run()
+    summary = json.loads((folder / "summary.json").read_text())
+    for pair in summary["pairs"]:
+        del pair["differs"]
+        pair["matched"] = matched
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert {pair.differs for pair in load(folder).pairs} == {differs}

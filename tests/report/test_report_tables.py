@@ -70,6 +70,7 @@ def test_html_tables_say_what_the_summary_says(demo):
     assert by_method(cost)["lora"][:2] == ["1,179,648", "0.72 %"]
     assert by_method(cost)["lora-qkv"] == ["missing", *["–"] * 5]
     assert [row[0] for row in pairs[1:]][-1] == "lora − pre+skip"
+    assert {row[1] for row in pairs[1:]} == {"no\nnot an equal budget"}
     assert {row[2].split("\n")[1] for row in pairs[1:]} == {"p = 0.042"}
 
 
@@ -129,3 +130,17 @@ def test_interactions_have_their_table(build_run):
     (folder / "summary.json").write_text(json.dumps(summary))
     table = Page(write_report(folder).read_text()).tables[-1]
     assert table[1] == ["pre × skip", "+0.50\n[+0.10, +0.90]", "–"]
+
+
+def test_whatever_else_differs_in_a_pair_stands_in_its_row(build_run):
+    folder = build_run(methods=["none", "pre", "skip", "lora"])
+    summary = json.loads((folder / "summary.json").read_text())
+    for pair in summary["pairs"]:
+        if pair["ours"] == "skip":
+            pair["differs"] = ["parameters", "dtype", "device", "data"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    _, from_none, from_lora, *_, pairs = Page(write_report(folder).read_text()).tables
+    others = "another dtype\nanother device\nnot the same tokens"
+    assert [row[0] for row in from_none[1:]] == ["pre", f"skip\n{others}", "lora"]
+    assert [row[1].split("\n", 1)[1] for row in from_lora[1:]] == ["not an equal budget"] * 2
+    assert {row[0]: row[1] for row in pairs[1:]}["skip − pre"] == f"no\nnot an equal budget\n{others}"

@@ -21,6 +21,7 @@ from preproj.probe.evaluation import score_document, score_last_word, score_stre
 from preproj.probe.files import write_json
 from preproj.probe.fit import TRAINING_WORK, fit
 from preproj.probe.harness import load_tasks, run_tasks
+from preproj.probe.method import parse_method
 from preproj.probe.prepared import Prepared
 from preproj.probe.process import Progress, start_process
 from preproj.probe.recipe import Evaluation, Recipe, parse_recipe
@@ -69,7 +70,7 @@ def run_cell(run: Path, method: str, seed: int) -> None:
 
     Args:
         run: the run folder, prepared by the runner.
-        method: one of :data:`preproj.probe.recipe.METHODS`.
+        method: one of the recipe's.
         seed: of the new weights and of the order of the text.
     """
     recipe = parse_recipe((run / "recipe.yaml").read_text("utf-8"), str(run / "recipe.yaml"))
@@ -80,14 +81,14 @@ def run_cell(run: Path, method: str, seed: int) -> None:
     progress = Progress()
     try:
         settings = cell_settings(recipe, run, method)
-        attached, trained = fit(model, prepared, settings, method, seed, folder, progress)
+        attached, trained = fit(model, prepared, settings, method, seed, recipe.match, folder, progress)
     except NonFiniteLossError as error:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         write_json(folder / "failed.json", {"method": method, "seed": seed, "step": error.step, "reason": str(error)})
         return
     result = _evaluate(attached.model.eval(), load_tokenizer(base), recipe, prepared, folder, progress)
-    layers = []
-    if not method.startswith(("none", "lora")):
+    layers, parts = [], parse_method(method)
+    if parts.pre or parts.skip:
         documents = prepared.documents(recipe.evaluation.split)[:LAYER_DOCUMENTS]
         layers = measure_layers(attached.adapters[0], [ids for _, ids in documents])
     seconds = {**trained.pop("seconds"), **result.pop("seconds")}

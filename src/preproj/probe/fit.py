@@ -6,8 +6,9 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from preproj.probe.attached import Attached
 from preproj.probe.files import read_json, write_json
-from preproj.probe.methods import Attached, attach
+from preproj.probe.methods import attach
 from preproj.probe.prepared import Prepared
 from preproj.probe.process import Progress
 from preproj.probe.recipe import Training
@@ -22,6 +23,7 @@ def fit(
     settings: Training,
     method: str,
     seed: int,
+    match: bool,
     folder: Path,
     progress: Progress,
 ) -> tuple[Attached, dict[str, Any]]:
@@ -31,8 +33,9 @@ def fit(
         base: the causal language model; changed in place.
         prepared: the text.
         settings: the training section, with the method's learning rate.
-        method: one of :data:`preproj.probe.recipe.METHODS`.
+        method: its name, see :func:`preproj.probe.method.parse_method`.
         seed: of the new weights and of the order of the text.
+        match: whether ``pre`` is widened to the parameters of ``pre+skip``.
         folder: of the cell or the trial.
         progress: told of the work done.
 
@@ -42,7 +45,7 @@ def fit(
     Raises:
         NonFiniteLossError: if the loss is not finite.
     """
-    attached = attach(base, method, seed)
+    attached = attach(base, method, seed, match)
     if method == "none":
         record = dict.fromkeys(("learning_rate", "token_order_sha256", "tokens_per_second"))
         return attached, {**record, "tokens": 0, "steps": 0, "seconds": {"train": 0.0}}
@@ -50,7 +53,7 @@ def fit(
     if trained_record.exists():
         attached.load(folder / "adapter")
     else:
-        learning_rate = settings.learning_rate[method]  # type: ignore[index]
+        learning_rate = settings.learning_rate[method]
         tokens_per_step = settings.block_size * settings.batch_size
         trained = train(
             attached,

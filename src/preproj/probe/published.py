@@ -18,7 +18,7 @@ PAPER_RESULTS: dict[str, dict[str, dict[str, float]]] = {
         "pre+skip": {"perplexity": 47.9, "LAMBADA": 0.180},
     },
     "EleutherAI/pythia-410m": {
-        "lora-94m": {"perplexity": 17.7, "LAMBADA": 0.488},
+        "lora-qkv-r960": {"perplexity": 17.7, "LAMBADA": 0.488},
         "pre+skip": {"perplexity": 17.0, "LAMBADA": 0.484},
     },
 }

@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from preproj.probe.errors import RecipeError
+from preproj.probe.method import parse_method
 
-Method = Literal["none", "pre", "skip", "pre+skip", "lora", "lora-qkv", "pre+lora", "pre+skip+lora"]
-METHODS: tuple[str, ...] = get_args(Method)
 
+def _known(name: str) -> str:
+    parse_method(name)
+    return name
+
+
+MethodName = Annotated[str, AfterValidator(_known)]
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -98,7 +103,7 @@ class Training(Section):
     """Tokens per packed block."""
     batch_size: PositiveInt = 4
     """Blocks per optimiser step."""
-    learning_rate: dict[Method, PositiveFloat] = {}
+    learning_rate: dict[MethodName, PositiveFloat] = {}
     """Peak learning rate, per method; left out where ``tuning`` searches it."""
     pre_lr_ratio: PositiveFloat = 1.0
     """Rate of the pre-projection's weights over the method's."""
@@ -233,7 +238,9 @@ class Recipe(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     model: Model
     data: Data = Data()
-    methods: Annotated[list[Method], Field(min_length=1)]
+    methods: Annotated[list[MethodName], Field(min_length=1)]
+    match: bool = False
+    """Whether ``pre`` is widened to the parameters of ``pre+skip``."""
     seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(min_length=1)] = [0]
     training: Training
     tuning: Tuning | None = None
@@ -253,6 +260,14 @@ class Recipe(Section):
                 raise ValueError("tuning looks at the validation split; evaluate on evaluation.split: test")
         elif missing := [method for method in self.methods if method != "none" and method not in rates]:
             raise ValueError(f"training.learning_rate has no value for {', '.join(missing)}")
+        if self.match and "pre" not in self.methods:
+            raise ValueError("match goes with the method pre only, which it widens to the size of pre+skip")
+        of_the_base = [m for m in self.methods if parse_method(m).base]
+        if of_the_base and self.model.dtype != "float32":
+            raise ValueError(
+                f"model.dtype is {self.model.dtype}, and the base's own weights train in {', '.join(of_the_base)}, "
+                "which needs float32"
+            )
         return self
 
     def _check_trials(self, tuning: Tuning) -> None:

@@ -14,14 +14,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from preproj.cost import new_parameters
 from preproj.probe.base import Base, load_config, load_tokenizer, resolve_base
 from preproj.probe.cell import cell_folder, trial_units, work_units
 from preproj.probe.environment import describe_environment
 from preproj.probe.errors import RecipeError
 from preproj.probe.files import read_json, write_json, write_text
 from preproj.probe.harness import load_tasks
-from preproj.probe.methods import method_configs
+from preproj.probe.methods import attach
 from preproj.probe.prepared import Prepared, describe_corpus, prepare
 from preproj.probe.recipe import Recipe, parse_recipe
 from preproj.probe.sources import read_corpus
@@ -103,13 +102,11 @@ def _first_difference(then: Any, now: Any, key: str = "") -> str | None:
 def _describe_base(recipe: Recipe, base: Base, config: PretrainedConfig) -> dict[str, Any]:
     """Return summary.json's ``base``, and check that the methods fit this architecture."""
     try:
-        with torch.device("meta"):
-            shell = AutoModelForCausalLM.from_config(config)
-        parameters = sum(p.numel() for p in shell.parameters())
         for method in recipe.methods:
-            if method != "none":
-                for adapter in method_configs(shell, method, seed=0).values():
-                    new_parameters(shell, adapter)
+            with torch.device("meta"):
+                shell = AutoModelForCausalLM.from_config(config)
+            parameters = sum(p.numel() for p in shell.parameters())
+            attach(shell, method, 0, recipe.match)
     except ValueError as error:
         raise RecipeError(f"model.name: {base.name}: {error}") from error
     return {"name": base.name, "dtype": recipe.model.dtype, "parameters": parameters, "note": base.note}

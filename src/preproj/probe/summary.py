@@ -12,6 +12,8 @@ from preproj.probe.corpus import RETENTION
 from preproj.probe.evaluation import PROTOCOLS, perplexity_protocol
 from preproj.probe.files import read_json, write_json
 from preproj.probe.harness import task_protocol
+from preproj.probe.method import parse_method
+from preproj.probe.methods import SAME_SIZE
 from preproj.probe.passages import RULE
 from preproj.probe.published import published
 from preproj.probe.recipe import Recipe
@@ -21,12 +23,13 @@ from preproj.probe.tuning import describe_tuning, tuning_protocol
 
 BASELINE = "none"
 REFERENCE = "lora"
-SAME_SIZE = 0.02  # trainable parameters that differ by more are no equal budget
 # Whether two parts gain more (or less) together than the sum of what each gains alone.
 INTERACTIONS = {"pre × skip": ("pre", "skip", "pre+skip"), "pre × lora": ("pre", "lora", "pre+lora")}
 
 Scores = dict[str, dict[int, dict[str, Score]]]
 """Method, seed, measure."""
+Cells = dict[str, dict[int, dict[str, Any]]]
+"""Method, seed, the content of metrics.json."""
 
 
 def cells_of(recipe: Recipe) -> list[tuple[str, int]]:
@@ -57,7 +60,10 @@ def write_summary(run: Path, recipe: Recipe, base: dict[str, Any]) -> bool:
             scores[method][seed] = read_scores(cell_folder(run, method, seed))
             row["scores"] = {name: score.value for name, score in scores[method][seed].items()}
     measures = _measures(scores)
-    sizes = {row["method"]: row["trainable_parameters"] for row in rows if row["status"] == "finished"}
+    made: Cells = {
+        method: {seed: read_json(cell_folder(run, method, seed) / "metrics.json") for seed in seeds}
+        for method, seeds in scores.items()
+    }
     write_json(
         run / "summary.json",
         {
@@ -72,7 +78,7 @@ def write_summary(run: Path, recipe: Recipe, base: dict[str, Any]) -> bool:
             "measures": measures,
             "rows": rows,
             "methods": [_method(method, scores[method]) for method in scores],
-            "pairs": _pairs(scores, sizes),
+            "pairs": _pairs(scores, made),
             "interactions": _interactions(scores),
         },
     )
@@ -92,6 +98,9 @@ def _protocol(recipe: Recipe, measures: list[dict[str, Any]]) -> dict[str, str]:
     }
     if training.pre_lr_ratio != 1:
         said["training"] += f" The pre-projection learns at {training.pre_lr_ratio:g} of the rate of its method."
+    of_the_base = [method for method in recipe.methods if parse_method(method).base]
+    if of_the_base:
+        said["training"] += f" In {' and '.join(of_the_base)} weights of the base train, in place of new ones."
     if recipe.tuning is not None:
         said["tuning"] = tuning_protocol(recipe.tuning, training)
     tasks = dict.fromkeys(measure["task"] for measure in measures)
@@ -160,22 +169,37 @@ def _totals(scores: list[Score]) -> np.ndarray:
     return np.stack([score.totals for score in scores])
 
 
-def _pairs(scores: Scores, sizes: dict[str, int]) -> list[dict[str, Any]]:
+def _pairs(scores: Scores, made: Cells) -> list[dict[str, Any]]:
     """Compare every method with every one before it."""
-    pairs: list[dict[str, Any]] = [
-        {
-            "ours": ours,
-            "theirs": theirs,
-            "matched": abs(sizes[ours] - sizes[theirs]) <= SAME_SIZE * max(sizes[ours], sizes[theirs]),
-            "differences": {name: _difference(scores, ours, theirs, name) for name in _shared(scores, ours, theirs)},
-        }
-        for theirs, ours in combinations(scores, 2)
-    ]
+    pairs = [_pair(scores, made, ours, theirs) for theirs, ours in combinations(scores, 2)]
     for name in dict.fromkeys(name for pair in pairs for name in pair["differences"]):
         differences = [pair["differences"][name] for pair in pairs if name in pair["differences"]]
         for difference, corrected in zip(differences, holm([d["p"] for d in differences]), strict=True):
             difference["p_holm"] = corrected
     return pairs
+
+
+def _pair(scores: Scores, made: Cells, ours: str, theirs: str) -> dict[str, Any]:
+    differs = _differs(made[ours], made[theirs])
+    return {
+        "ours": ours,
+        "theirs": theirs,
+        "differs": differs,
+        "matched": not differs,
+        "differences": {name: _difference(scores, ours, theirs, name) for name in _shared(scores, ours, theirs)},
+    }
+
+
+def _differs(mine: dict[int, dict[str, Any]], others: dict[int, dict[str, Any]]) -> list[str]:
+    """List what besides the method differs between the cells of two methods."""
+    sizes = [next(iter(cells.values()))["trainable_parameters"] for cells in (mine, others)]
+    found = ["parameters"] if max(sizes) - min(sizes) > SAME_SIZE * max(sizes) else []
+    found += [
+        key for key in ("dtype", "device") if len({cell[key] for of in (mine, others) for cell in of.values()}) > 1
+    ]
+    orders = [{seed: cell["token_order_sha256"] for seed, cell in cells.items()} for cells in (mine, others)]
+    untrained = any(None in order.values() for order in orders)
+    return found + (["data"] if orders[0] != orders[1] and not untrained else [])
 
 
 def _shared(scores: Scores, *methods: str) -> list[str]:

@@ -25,8 +25,8 @@ from transformers import (
 from transformers.trainer_callback import ExportableState
 
 from preproj.optimizer import create_optimizer
+from preproj.probe.attached import Attached
 from preproj.probe.files import read_jsonl, write_jsonl
-from preproj.probe.methods import Attached
 from preproj.probe.recipe import Training
 
 
@@ -61,12 +61,12 @@ def train(
     folder: Path,
     on_step: Callable[[int], None],
 ) -> Trained:
-    """Train the new weights of a method and keep checkpoints in ``folder/checkpoints``.
+    """Train the weights of a method and keep checkpoints in ``folder/checkpoints``.
 
     Continues from the newest whole checkpoint, if there is one.
 
     Args:
-        attached: the method on the frozen base.
+        attached: the method on its base.
         blocks: packed training text, ``(blocks, block_size)`` of any integer type, read a block at a time.
         settings: the recipe's training section.
         learning_rate: peak of the schedule.

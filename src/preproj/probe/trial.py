@@ -27,7 +27,7 @@ def run_trial(run: Path, method: str, number: int) -> None:
 
     Args:
         run: the run folder, prepared by the runner.
-        method: one of :data:`preproj.probe.recipe.METHODS`.
+        method: one of the recipe's.
         number: of the trial, whose ``parameters.json`` the runner has written.
     """
     recipe = parse_recipe((run / "recipe.yaml").read_text("utf-8"), str(run / "recipe.yaml"))
@@ -40,9 +40,8 @@ def run_trial(run: Path, method: str, number: int) -> None:
     value, reason = None, None
     try:
         settings = trial_settings(recipe, method, parameters)
-        attached, _ = fit(
-            load_model(base, recipe.model.dtype), prepared, settings, method, recipe.tuning.seed, folder, progress
-        )
+        model = load_model(base, recipe.model.dtype)
+        attached, _ = fit(model, prepared, settings, method, recipe.tuning.seed, recipe.match, folder, progress)
         protocol, metric = objective(recipe).split("/")
         items = perplexity_items(
             attached.model.eval(), load_tokenizer(base), protocol, prepared, "validation", recipe.evaluation, progress

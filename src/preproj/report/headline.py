@@ -8,6 +8,9 @@ from preproj.report.records import Interval, Measure, Pair, Run
 SUBJECTS = ("pre+skip", "skip", "pre")
 """The method the headline is about: the first of these that finished, else the first in the recipe."""
 
+NOUNS = {"parameters": "trainable parameters", "dtype": "dtypes", "device": "devices", "data": "training tokens"}
+"""What else may differ between the methods of a pair."""
+
 
 def headline(run: Run) -> tuple[str, ...]:
     """Puts the numbers of a run into sentences.
@@ -47,23 +50,37 @@ def _best(run: Run) -> list[str]:
     )
     if len(ranked) < 2:
         return []
-    first, second = ranked[:2]
-    pair = run.pair(first, second)
-    lead = pair.differences.get(measure.name) if pair else None
+    first = ranked[0]
     value = units.measured(measure, run.scores[first][measure.name].value)
     size = f"{units.short(run.size(first))} trainable parameters"
     said = f"Best in {measure.label}: {first} ({value}, {size})"
-    if lead is None:
-        return [f"{said}."]
-    middle, low, high = units.difference(measure, lead)
-    clear = "" if not lead.includes_zero else ", not distinguishable"
-    return [f"{said}; next {second} ({first} − {second}: {middle} [{low}, {high}]{clear})."]
+    for second in ranked[1:]:
+        pair = run.pair(first, second)
+        lead = pair.differences.get(measure.name) if pair else None
+        if pair is None or lead is None or not _comparable(run, pair):
+            continue
+        middle, low, high = units.difference(measure, lead)
+        clear = "" if not lead.includes_zero else ", not distinguishable"
+        after = "next" if second == ranked[1] else "next comparable"
+        return [f"{said}; {after} {second} ({first} − {second}: {middle} [{low}, {high}]{clear})."]
+    return [f"{said}."]
+
+
+def _comparable(run: Run, pair: Pair) -> bool:
+    """Whether a headline may name a pair: one that differs in nothing, or in size only, from the untouched model."""
+    return not (pair.beside_size if run.baseline in (pair.ours, pair.theirs) else pair.differs)
 
 
 def _against(run: Run, subject: str, other: str) -> list[str]:
     pair = run.pair(subject, other)
     if pair is None:
         return [f"{subject} cannot be compared with {other}: the run holds no finished pair of their cells."]
+    if not _comparable(run, pair):
+        nouns = " and ".join(NOUNS.get(what, what) for what in pair.differs)
+        return [
+            f"{subject} and {other} are no matched pair, because their {nouns} differ ({_counts(run, pair)} "
+            "trainable parameters): this run does not say which is better."
+        ]
     name = f"the untouched model ({other})" if other == run.baseline else other
     clauses: dict[str, list[str]] = {"better in": [], "worse in": [], "not distinguishable in": []}
     for measure in run.measures:
@@ -91,8 +108,7 @@ def _numbers(measure: Measure, difference: Interval) -> str:
 
 
 def _verdict(run: Run, pair: Pair, clauses: dict[str, list[str]]) -> str:
-    """Say who wins, and whether at an equal budget."""
-    mine, theirs = run.size(pair.ours), run.size(pair.theirs)
+    """Say which of a matched pair wins."""
     better, worse = clauses["better in"], clauses["worse in"]
     if better and worse:
         said = f"The measures disagree, so neither of {pair.ours} and {pair.theirs} is simply the better one"
@@ -101,10 +117,11 @@ def _verdict(run: Run, pair: Pair, clauses: dict[str, list[str]]) -> str:
         said = f"So {pair.ours} beats {pair.theirs} in this run{rest}"
     else:
         said = f"So {pair.ours} does not beat {pair.theirs} in this run"
-    counts = f"{units.short(mine)} against {units.short(theirs)}"
-    if pair.matched:
-        return f"{said}, at an equal budget of trainable parameters ({counts})."
-    return f"{said}; but their budgets of trainable parameters differ ({counts}), so this is no fair comparison."
+    return f"{said}, at an equal budget of trainable parameters ({_counts(run, pair)})."
+
+
+def _counts(run: Run, pair: Pair) -> str:
+    return f"{units.short(run.size(pair.ours))} against {units.short(run.size(pair.theirs))}"
 
 
 def _values(run: Run) -> list[str]:

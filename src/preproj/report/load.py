@@ -169,8 +169,11 @@ def _measure(fields: Fields) -> Measure:
 
 
 def _pair(fields: Fields) -> Pair:
-    matched = fields.data.get("matched") is True
-    return Pair(fields.text("ours"), fields.text("theirs"), matched, _intervals(fields.child("differences")))
+    if "differs" in fields.data:
+        differs = fields.texts("differs")
+    else:  # a summary that says of the sizes only whether they match
+        differs = () if fields.data.get("matched") is True else ("parameters",)
+    return Pair(fields.text("ours"), fields.text("theirs"), differs, _intervals(fields.child("differences")))
 
 
 def _published(fields: Fields, baseline: str) -> Iterator[Published]:

@@ -54,18 +54,23 @@ class Interval:
 
 @dataclass(frozen=True)
 class Pair:
-    """Method `ours` minus method `theirs`, by name of the measure; `matched` says that their sizes are equal."""
+    """Method `ours` minus method `theirs`, by name of the measure; `differs` names what else differs between them."""
 
     ours: str
     theirs: str
-    matched: bool
+    differs: tuple[str, ...]
     differences: Mapping[str, Interval]
+
+    @property
+    def beside_size(self) -> tuple[str, ...]:
+        """What differs besides the trainable parameters."""
+        return tuple(what for what in self.differs if what != "parameters")
 
     @property
     def turned(self) -> Pair:
         """The same pair seen from the other side."""
         turned = {name: difference.turned for name, difference in self.differences.items()}
-        return Pair(self.theirs, self.ours, self.matched, turned)
+        return Pair(self.theirs, self.ours, self.differs, turned)
 
 
 @dataclass(frozen=True)

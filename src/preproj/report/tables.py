@@ -8,6 +8,14 @@ from dataclasses import dataclass
 from preproj.report import units
 from preproj.report.records import Interval, Measure, Result, Row, Run, Trial, Tuning
 
+WORDING = {
+    "parameters": "not an equal budget",
+    "dtype": "another dtype",
+    "device": "another device",
+    "data": "not the same tokens",
+}
+"""What else differs between the methods of a pair, as tables say it."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -101,16 +109,20 @@ def _differences(run: Run, other: str) -> Table:
         pair = run.pair(method, other)
         if pair is None or (relative and method == run.baseline):
             continue
-        head = [_head(run, method)]
         if relative:
-            wording = () if pair.matched else ("not an equal budget",)
-            head.append(Cell(units.times(run.size(method) / run.size(other)), wording))
+            head = [_head(run, method), Cell(units.times(run.size(method) / run.size(other)), _wording(pair.differs))]
+        else:  # the untouched model trains nothing, which is no news
+            head = [Cell(_head(run, method).text, _wording(pair.beside_size))]
         cells = [_difference(measure, pair.differences.get(measure.name)) for measure in run.measures]
         rows.append((*head, *cells))
     titles = _titles(run.measures, unit=True)
     if relative:
         titles = (titles[0], f"trainable parameters relative to {other}", *titles[1:])
     return Table(f"Differences from {_name(run, other)}", titles, tuple(rows))
+
+
+def _wording(differs: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(WORDING.get(what, f"another {what}") for what in differs)
 
 
 def _difference(measure: Measure, interval: Interval | None) -> Cell:
@@ -174,8 +186,14 @@ def _all_pairs(run: Run) -> Table | None:
             if interval is not None and interval.p_holm is not None:
                 cell = Cell(cell.text, (f"p = {interval.p_holm:.2g}",))
             cells.append(cell)
-        rows.append((Cell(f"{pair.ours} − {pair.theirs}"), Cell("yes" if pair.matched else "no"), *cells))
-    titles = ("pair", "equal budget", *_titles(run.measures, unit=True)[1:])
+        rows.append(
+            (
+                Cell(f"{pair.ours} − {pair.theirs}"),
+                Cell("no" if pair.differs else "yes", _wording(pair.differs)),
+                *cells,
+            )
+        )
+    titles = ("pair", "matched", *_titles(run.measures, unit=True)[1:])
     return Table("Every pair of methods, p-values after Holm's correction", titles, tuple(rows))
 
 
