@@ -25,6 +25,7 @@ from preproj.probe.prepared import Prepared
 from preproj.probe.process import Progress, start_process
 from preproj.probe.recipe import Evaluation, Recipe, parse_recipe
 from preproj.probe.scores import Kind, write_items
+from preproj.probe.trackers import keep_wandb_in
 from preproj.probe.training import NonFiniteLossError
 from preproj.probe.tuning import cell_settings, objective
 
@@ -80,7 +81,8 @@ def run_cell(run: Path, method: str, seed: int) -> None:
     progress = Progress()
     try:
         settings = cell_settings(recipe, run, method)
-        attached, trained = fit(model, prepared, settings, method, seed, folder, progress)
+        name = f"{recipe.name} {method} seed{seed}"
+        attached, trained = fit(model, prepared, settings, method, seed, folder, progress, recipe.report_to, name)
     except NonFiniteLossError as error:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         write_json(folder / "failed.json", {"method": method, "seed": seed, "step": error.step, "reason": str(error)})
@@ -174,7 +176,9 @@ def perplexity_items(
 
 def main(run: str, method: str, seed: str) -> None:
     """Run the cell named on the command line."""
-    with start_process(cell_folder(Path(run), method, int(seed))):
+    folder = cell_folder(Path(run), method, int(seed))
+    keep_wandb_in(folder)
+    with start_process(folder):
         run_cell(Path(run), method, int(seed))
 
 

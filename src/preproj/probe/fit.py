@@ -1,6 +1,7 @@
 """A method trained on the base, or loaded where an earlier process has finished that."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ def fit(
     seed: int,
     folder: Path,
     progress: Progress,
+    report_to: Sequence[str] = (),
+    run_name: str | None = None,
 ) -> tuple[Attached, dict[str, Any]]:
     """Put a method on the base and train it in ``folder``; ``trained.json`` there says that it is done.
 
@@ -35,6 +38,8 @@ def fit(
         seed: of the new weights and of the order of the text.
         folder: of the cell or the trial.
         progress: told of the work done.
+        report_to: trackers of the recipe.
+        run_name: what they call the run.
 
     Returns:
         The model with the method, and what metrics.json says about its training.
@@ -60,6 +65,8 @@ def fit(
             seed,
             folder,
             lambda step: progress.set(TRAINING_WORK * tokens_per_step * step),
+            report_to,
+            run_name,
         )
         attached.save(folder / "adapter")
         write_json(
