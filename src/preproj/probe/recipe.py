@@ -273,7 +273,7 @@ class Recipe(Section):
 
     def to_yaml(self) -> str:
         """Return the recipe with every default filled in."""
-        return yaml.safe_dump(self.model_dump(exclude_none=True), sort_keys=False)
+        return yaml.safe_dump(self.model_dump(), sort_keys=False)
 
 
 class _DuplicateKeyError(yaml.MarkedYAMLError):
