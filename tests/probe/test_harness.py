@@ -14,6 +14,7 @@ from preproj.probe.evaluation import score_document
 from preproj.probe.harness import load_tasks, run_tasks, task_protocol
 from preproj.probe.recipe import Evaluation
 
+
 @pytest.fixture(scope="module")
 def items(tmp_path_factory):
     return write_task_data(tmp_path_factory.mktemp("items"))

@@ -30,7 +30,8 @@ SKIP_R64 = 2 * 64 * WIDTH
 
 def hub_layout(folder: Path, lines: dict[str, list[str]]) -> str:
     """Lay a data set out as Salesforce/wikitext is: two configurations, the training split in two files."""
-    for config, splits in {"wikitext-103-raw-v1": lines, "wikitext-2-raw-v1": dict.fromkeys(lines, ["wrong"])}.items():
+    wrong = {split: ["of the other configuration"] for split in lines}
+    for config, splits in {"wikitext-103-raw-v1": lines, "wikitext-2-raw-v1": wrong}.items():
         (folder / config).mkdir(parents=True)
         for split, rows in splits.items():
             parts = [rows[: len(rows) // 2], rows[len(rows) // 2 :]] if split == "train" else [rows]
@@ -135,7 +136,7 @@ def test_a_recipe_runs_whole_on_stand_ins(name, model, parameters, wikitext, tas
     assert {split: counts["documents"] for split, counts in corpus["splits"].items()} == dict.fromkeys(
         ("train", "validation", "test"), 6
     )
-    assert [row["id"] for row in read_jsonl(folder / f"cells/{[*parameters][0]}/seed0/items/document.jsonl")] == [
+    assert [row["id"] for row in read_jsonl(folder / f"cells/{next(iter(parameters))}/seed0/items/document.jsonl")] == [
         f"{n + 1} test {n}" for n in range(6)
     ]
     check_published_numbers((folder / "report.md").read_text("utf-8"), hub_name, rows)
@@ -162,7 +163,7 @@ def check_published_numbers(report: str, hub_name: str, rows: dict[str, dict]) -
 
 
 def number(cell: str) -> float:
-    return float(cell.split("<br>")[0].removesuffix(" %").replace(",", ""))
+    return float(cell.partition("<br>")[0].removesuffix(" %").replace(",", ""))
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -175,6 +176,7 @@ def test_in_half_precision_the_paper_s_recipe_is_checked_first(damaged, tiny_pyt
     PreTrainedTokenizerFast.from_pretrained(tiny_pythia).save_pretrained(base)
     content = stand_in("paper-160m", base, wikitext, task_data, ["none"])
     content["model"]["dtype"] = "bfloat16"
+    content["evaluation"] |= {"tasks": [], "task_data": None}
     folder = run(content, tmp_path)
     scores = read_json(folder / "precision.json")["scores"]
     assert (abs(scores["bfloat16"]["perplexity"] / scores["float32"]["perplexity"] - 1) > 0.02) == damaged
@@ -243,8 +245,8 @@ def test_the_paper_s_recipe_runs_with_pythia_s_tokenizer_on_wikitext_and_the_ben
     lines = {}
     for split, file in files.items():
         text = (data_folder / file).read_text("utf-8").splitlines(keepends=True)
-        # As on the Hub: a blank line is an empty row. The validation articles are the ones after the training articles.
-        lines[split] = ["" if line == " \n" else line for line in (text[-400:] if split == "validation" else text[:400])]
+        part = text[-150:] if split == "validation" else text[:150]
+        lines[split] = ["" if line == " \n" else line for line in part]  # as on the Hub
     content = stand_in("paper-160m", base, hub_layout(tmp_path / "wikitext", lines), str(data_folder), ["none", "skip"])
     content["training"]["block_size"] = 128
     content["evaluation"] |= {"context": 256, "stride": 256, "limit": 8}
