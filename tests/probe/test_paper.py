@@ -233,6 +233,7 @@ def test_the_full_recipe_differs_in_items_and_seeds_only(name):
     assert full.model_copy(update={"name": name, "seeds": [0], "evaluation": evaluation}) == short
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_the_paper_s_recipe_runs_with_pythia_s_tokenizer_on_wikitext_and_the_benchmarks(data_folder, tmp_path):
     base = tmp_path / "base"
@@ -249,7 +250,7 @@ def test_the_paper_s_recipe_runs_with_pythia_s_tokenizer_on_wikitext_and_the_ben
         lines[split] = ["" if line == " \n" else line for line in part]  # as on the Hub
     content = stand_in("paper-160m", base, hub_layout(tmp_path / "wikitext", lines), str(data_folder), ["none", "skip"])
     content["training"]["block_size"] = 128
-    content["evaluation"] |= {"context": 256, "stride": 256, "limit": 8}
+    content["evaluation"] |= {"context": 256, "stride": 256, "windows": 8, "document_tokens": 64, "limit": 8}
     folder = run(content, tmp_path)
     summary = read_json(folder / "summary.json")
     assert {row["method"]: row["status"] for row in summary["rows"]} == {"none": "finished", "skip": "finished"}
