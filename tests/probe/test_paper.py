@@ -214,10 +214,7 @@ def full_size(name: str) -> torch.nn.Module:
 )
 def test_at_full_size_the_methods_have_the_parameters_of_the_paper_or_of_pre_skip(name, fixed):
     recipe = load_recipe(RECIPES / f"{name}.yaml")
-    sizes = {
-        method: attach(full_size(recipe.model.name), method, 0).trainable_parameters
-        for method in recipe.methods
-    }
+    sizes = {method: attach(full_size(recipe.model.name), method, 0).trainable_parameters for method in recipe.methods}
     for method in ("lora", "lora-qkv", "pre+lora"):
         if method in sizes:
             assert sizes[method] == pytest.approx(fixed["pre+skip"], rel=0.005), method
