@@ -107,7 +107,7 @@ def run(content: dict, folder: Path) -> Path:
         pytest.param(
             "pythia-1.4b",
             "tiny_pythia",
-            {"none": 0, "pre+skip": LAYERS * (PRE + SKIP), "pre+skip-r64": LAYERS * (PRE + SKIP_R64)},
+            {"none": 0, "pre+skip-r64": LAYERS * (PRE + SKIP_R64)},
             marks=pytest.mark.slow,
         ),
     ],
