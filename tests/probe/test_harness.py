@@ -1,12 +1,12 @@
 """Benchmarks through lm-eval, against its own results."""
 
-import json
 import math
 
 import pytest
 import torch
 from lm_eval import simple_evaluate
 from lm_eval.models.huggingface import HFLM
+from task_items import WIKITEXT, write_task_data
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from preproj.probe.errors import RecipeError
@@ -14,30 +14,10 @@ from preproj.probe.evaluation import score_document
 from preproj.probe.harness import load_tasks, run_tasks, task_protocol
 from preproj.probe.recipe import Evaluation
 
-ARC = [
-    {
-        "id": str(i),
-        "question": f"Which number is {i}?",
-        "choices": {"text": [str(i), "none of them", "a very long answer"], "label": ["A", "B", "C"]},
-        "answerKey": "ABC"[i % 3],
-    }
-    for i in range(9)
-]
-HELLASWAG = [
-    {"query": f"Someone counts to {i}", "endings": ["and stops.", "and runs away.", "x", "y"], "label": i % 4}
-    for i in range(6)
-]
-LAMBADA = [{"text": f"A man counts to the number {i} and then he stops counting"} for i in range(5)]
-WIKITEXT = [{"page": "A short page about numbers. It has two sentences."}, {"page": "Another page " * 60}]
-
 
 @pytest.fixture(scope="module")
 def items(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("items")
-    files = {"arc_easy": ARC, "hellaswag_processed": HELLASWAG, "lambada_openai": LAMBADA, "wikitext": WIKITEXT}
-    for name, rows in files.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(folder)
+    return write_task_data(tmp_path_factory.mktemp("items"))
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +47,7 @@ def test_scores_are_those_of_the_harness(model, items):
             assert value == pytest.approx(theirs[task][f"{metric},none"], rel=1e-5), (task, metric)
             compared += 1
     assert compared == 8  # acc and perplexity; acc and acc_norm, twice; words and bytes
-    assert [len(rows) for _, rows in found.values()] == [5, 6, 9, 2]
+    assert [len(rows) for _, rows in found.values()] == [12, 6, 9, 2]
 
 
 def test_a_limit_takes_the_first_items(model, items):

@@ -155,6 +155,9 @@ def test_defaults_are_the_papers_and_the_resolved_recipe_reads_back():
     streamed |= {split: f"{split}[:100]" for split in ("train", "validation", "test")}
     streamed = parse_recipe(changed("data", streamed), "x")
     assert parse_recipe(streamed.to_yaml(), "x") == streamed
+    everything = {"document_tokens": None, "documents": None, "limit": None}  # where some have a number by default
+    unlimited = parse_recipe(changed("evaluation", everything), "x")
+    assert parse_recipe(unlimited.to_yaml(), "x") == unlimited
 
 
 def test_a_place_ends_in_a_part_or_is_whole():

@@ -1,5 +1,6 @@
 """Whole runs through the command line, on a tiny model: files, interruptions, failures, and no network."""
 
+import importlib.util
 import json
 import math
 import os
@@ -17,6 +18,7 @@ import yaml
 from click.testing import Result
 from peft import __version__ as peft_version
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import __version__ as torch_version
 from transformers import AutoModelForCausalLM, CTRLConfig, MambaConfig, PreTrainedTokenizerFast
 from typer.testing import CliRunner
@@ -429,6 +431,30 @@ def test_a_mistake_exits_with_2_one_sentence_and_nothing_written(recipe, write_r
     assert sentence in done.stderr
     assert done.stderr.strip().count("\n") == 0
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "trackio"])
+def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_written(
+    recipe, write_recipe, tmp_path, monkeypatch, tracker
+):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == tracker else find(name, *rest))
+    done = in_process("probe", write_recipe({**recipe, "report_to": [tracker]}), "--out", tmp_path / "run")
+    assert done.exit_code == 2, done.output
+    assert done.stderr == f"preproj: report_to: {tracker} is not installed; run `pip install {tracker}`.\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_tensorboard_of_a_cell_is_in_its_folder_and_is_named_by_recipe_method_and_seed(recipe, write_recipe, tmp_path):
+    recipe |= {"methods": ["pre"], "seeds": [3], "report_to": ["tensorboard"]}
+    run = tmp_path / "run"
+    assert in_process("probe", write_recipe(recipe), "--out", run).exit_code == 0
+    cell = run / "cells/pre/seed3"
+    events = EventAccumulator(str(cell / "tensorboard")).Reload()
+    losses = [row["loss"] for row in read_jsonl(cell / "training.jsonl")]
+    assert [scalar.value for scalar in events.Scalars("train/loss")] == pytest.approx(losses, rel=1e-6)  # float32
+    text = events.Tensors("args/text_summary")[0].tensor_proto.string_val[0]
+    assert json.loads(text)["run_name"] == "tiny pre seed3"
 
 
 def test_text_that_is_too_short_or_empty(recipe, write_recipe, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from naive import tiny_model
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from preproj.probe.files import read_jsonl
 from preproj.probe.methods import attach
@@ -23,7 +24,8 @@ ALL_THREE = "pre+skip+lora"
 
 def run(folder: Path, method: str = "pre+skip", rate: float = 1e-2, seed: int = 0, on_step=lambda step: None, **kwargs):
     attached = attach(tiny_model("llama").float(), method, seed)
-    trained = train(attached, BLOCKS, kwargs.get("settings", SETTINGS), rate, seed, folder, on_step)
+    settings, report_to = kwargs.get("settings", SETTINGS), kwargs.get("report_to", [])
+    trained = train(attached, BLOCKS, settings, rate, seed, folder, on_step, report_to, "the name")
     return attached.model, trained
 
 
@@ -145,6 +147,32 @@ def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path, step
     logs = [read_jsonl(tmp_path / name / "training.jsonl") for name in ("whole", "cut")]
     assert logs[0] == logs[1]
     assert trained.seconds > 0
+
+
+def events(folder: Path) -> EventAccumulator:
+    return EventAccumulator(str(folder / "tensorboard")).Reload()
+
+
+@pytest.mark.parametrize("interruptions", [[], [3], [6, 11]])
+def test_tensorboard_has_each_step_once_as_in_the_log(tmp_path, interruptions):
+    for step in interruptions:
+        with pytest.raises(Killed):
+            run(tmp_path, on_step=stop_at(step), report_to=["tensorboard"])
+    run(tmp_path, report_to=["tensorboard"])
+    rows = read_jsonl(tmp_path / "training.jsonl")
+    for key in ("loss", "learning_rate", "grad_norm"):
+        scalars = events(tmp_path).Scalars(f"train/{key}")
+        assert [scalar.step for scalar in scalars] == list(range(1, 13))
+        assert [scalar.value for scalar in scalars] == pytest.approx([row[key] for row in rows], rel=1e-6)  # float32
+
+
+def test_trackers_get_the_name_of_the_run_and_change_nothing(tmp_path):
+    tracked, _ = run(tmp_path / "tracked", report_to=["tensorboard"])
+    plain, _ = run(tmp_path / "plain")
+    assert torch.equal(new_weights(tracked), new_weights(plain))
+    assert not (tmp_path / "plain/tensorboard").exists()
+    text = events(tmp_path / "tracked").Tensors("args/text_summary")[0].tensor_proto.string_val[0]
+    assert json.loads(text)["run_name"] == "the name"
 
 
 def test_seconds_are_summed_over_resumes(tmp_path):

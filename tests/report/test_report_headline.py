@@ -3,7 +3,7 @@
 import pytest
 
 from preproj.report.headline import headline
-from preproj.report.records import Base, Interval, Measure, Pair, Result, Row, Run
+from preproj.report.records import Base, Interval, Measure, Pair, Published, Result, Row, Run
 
 NO = (-0.2, 0.2)
 MEASURES = (
@@ -24,7 +24,7 @@ def pair(ours, theirs, perplexity, accuracy, *, differs=()):
     return Pair(ours, theirs, differs, dict(zip((m.name for m in MEASURES), intervals, strict=True)))
 
 
-def say(rows, pairs=(), reference="lora", warning=None):
+def say(rows, pairs=(), reference="lora", warning=None, published=()):
     finished = {row.method: row.result.scores for row in rows if row.result}
     scores = {
         method: {name: Interval(value, value - 1, value + 1) for name, value in values.items()}
@@ -42,7 +42,7 @@ def say(rows, pairs=(), reference="lora", warning=None):
         pairs=tuple(pairs),
         tuning=None,
         interactions=(),
-        published=(),
+        published=published,
         precision_warning=warning,
         environment=None,  # type: ignore[arg-type]
         corpus=None,  # type: ignore[arg-type]
@@ -149,3 +149,36 @@ def test_damage_of_a_dtype_is_said_before_everything_else():
     assert say((cell("none", 0),), warning="The untouched model is damaged.").startswith(
         "The untouched model is damaged."
     )
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        # the untouched model has 30 [29, 31] here
+        (
+            Published("none", "ppl", 31.2, "document/perplexity", "a page", paper=False),
+            "30.00 [29.00, 31.00] here and 31.20",
+        ),
+        (
+            Published("none", "ppl", 28.9, "document/perplexity", "a page", paper=False),
+            "30.00 [29.00, 31.00] here and 28.90",
+        ),
+        (Published("none", "ppl", 30.9, "document/perplexity", "a page", paper=False), None),
+        (Published("none", "ppl", 78.4, "document/perplexity", "the paper", paper=True), None),
+        (Published("none", "ppl", 78.4, "stream/perplexity", "a page", paper=False), None),
+    ],
+)
+def test_a_baseline_that_is_not_the_published_one_is_warned_of(known, expected):
+    said = say((cell("none", 0),), published=(known,))
+    if expected is None:
+        assert "Warning" not in said
+    else:
+        assert said.startswith(
+            f"Warning: the untouched model has document perplexity {expected} in a page; find out why"
+        )
+
+
+def test_damage_of_a_dtype_is_said_before_a_strange_baseline():
+    known = Published("none", "ppl", 78.4, "document/perplexity", "a page", paper=False)
+    said = say((cell("none", 0),), warning="The untouched model is damaged.", published=(known,))
+    assert said.startswith("The untouched model is damaged. Warning: the untouched model has ")

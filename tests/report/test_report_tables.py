@@ -112,11 +112,18 @@ def test_every_seed_has_its_row(build_run):
 
 def test_published_numbers_stand_beside_the_measured_ones(build_run):
     baseline = {"source": "a page", "scores": {"last_word/acc": {"value": 0.36, "standard_error": 0.01}}}
-    paper = {"source": "the paper", "methods": {"pre+skip": {"perplexity": 47.9}}}
+    paper = {
+        "source": "the paper",
+        "methods": {"pre+skip": {"perplexity": 47.9, "HellaSwag": 3.7}},
+        "measures": {"perplexity": "document/perplexity"},
+    }
     folder = build_run(published={"baseline": baseline, "paper": paper})
     table = Page(write_report(folder).read_text()).tables[-1]
     assert table[1] == ["none", "last_word acc", "36.0 %", "35.2 %\n[31.3 %, 39.1 %]", "a page"]
-    assert table[2] == ["pre+skip", "perplexity", "47.9", "–", "the paper"]
+    assert table[2][:3] == ["pre+skip", "perplexity", "47.90"]
+    value, interval = expected_scores(folder)["pre+skip"][0].split("\n")
+    assert table[2][3] == f"{value}\ndocument perplexity\n{interval}\ndiffers beyond its interval"
+    assert table[3] == ["pre+skip", "HellaSwag", "3.7", "–", "the paper"]
     baseline["scores"]["last_word/acc"]["value"] = 0.5
     table = Page(write_report(build_run("other", published={"baseline": baseline})).read_text()).tables[-1]
     assert "differs beyond its interval" in table[1][3]

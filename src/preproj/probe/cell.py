@@ -22,10 +22,12 @@ from preproj.probe.files import write_json
 from preproj.probe.fit import TRAINING_WORK, fit
 from preproj.probe.harness import load_tasks, run_tasks
 from preproj.probe.method import parse_method
+from preproj.probe.methods import attach
 from preproj.probe.prepared import Prepared
 from preproj.probe.process import Progress, start_process
 from preproj.probe.recipe import Evaluation, Recipe, parse_recipe
 from preproj.probe.scores import Kind, write_items
+from preproj.probe.trackers import keep_wandb_in
 from preproj.probe.training import NonFiniteLossError
 from preproj.probe.tuning import cell_settings, objective
 
@@ -81,7 +83,9 @@ def run_cell(run: Path, method: str, seed: int) -> None:
     progress = Progress()
     try:
         settings = cell_settings(recipe, run, method)
-        attached, trained = fit(model, prepared, settings, method, seed, recipe.match, folder, progress)
+        attached = attach(model, method, seed, recipe.match)
+        name = f"{recipe.name} {method} seed{seed}"
+        trained = fit(attached, prepared, settings, method, seed, folder, progress, recipe.report_to, name)
     except NonFiniteLossError as error:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         write_json(folder / "failed.json", {"method": method, "seed": seed, "step": error.step, "reason": str(error)})
@@ -175,7 +179,9 @@ def perplexity_items(
 
 def main(run: str, method: str, seed: str) -> None:
     """Run the cell named on the command line."""
-    with start_process(cell_folder(Path(run), method, int(seed))):
+    folder = cell_folder(Path(run), method, int(seed))
+    keep_wandb_in(folder)
+    with start_process(folder):
         run_cell(Path(run), method, int(seed))
 
 

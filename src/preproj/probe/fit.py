@@ -1,14 +1,12 @@
 """A method trained on the base, or loaded where an earlier process has finished that."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from preproj.probe.attached import Attached
 from preproj.probe.files import read_json, write_json
-from preproj.probe.methods import attach
 from preproj.probe.prepared import Prepared
 from preproj.probe.process import Progress
 from preproj.probe.recipe import Training
@@ -18,37 +16,38 @@ TRAINING_WORK = 4  # a training token takes about as long as four tokens of a pl
 
 
 def fit(
-    base: PreTrainedModel,
+    attached: Attached,
     prepared: Prepared,
     settings: Training,
     method: str,
     seed: int,
-    match: bool,
     folder: Path,
     progress: Progress,
-) -> tuple[Attached, dict[str, Any]]:
-    """Put a method on the base and train it in ``folder``; ``trained.json`` there says that it is done.
+    report_to: Sequence[str] = (),
+    run_name: str | None = None,
+) -> dict[str, Any]:
+    """Train a method in ``folder``, where ``trained.json`` says that it is done; the untouched model needs nothing.
 
     Args:
-        base: the causal language model; changed in place.
+        attached: the method on the base; changed in place.
         prepared: the text.
         settings: the training section, with the method's learning rate.
         method: its name, see :func:`preproj.probe.method.parse_method`.
-        seed: of the new weights and of the order of the text.
-        match: whether ``pre`` is widened to the parameters of ``pre+skip``.
+        seed: of the order of the text.
         folder: of the cell or the trial.
         progress: told of the work done.
+        report_to: trackers of the recipe.
+        run_name: what they call the run.
 
     Returns:
-        The model with the method, and what metrics.json says about its training.
+        What metrics.json says about the training.
 
     Raises:
         NonFiniteLossError: if the loss is not finite.
     """
-    attached = attach(base, method, seed, match)
     if method == "none":
         record = dict.fromkeys(("learning_rate", "token_order_sha256", "tokens_per_second"))
-        return attached, {**record, "tokens": 0, "steps": 0, "seconds": {"train": 0.0}}
+        return {**record, "tokens": 0, "steps": 0, "seconds": {"train": 0.0}}
     trained_record = folder / "trained.json"
     if trained_record.exists():
         attached.load(folder / "adapter")
@@ -63,6 +62,8 @@ def fit(
             seed,
             folder,
             lambda step: progress.set(TRAINING_WORK * tokens_per_step * step),
+            report_to,
+            run_name,
         )
         attached.save(folder / "adapter")
         write_json(
@@ -80,4 +81,4 @@ def fit(
     progress.set(TRAINING_WORK * settings.tokens)
     record = read_json(trained_record)
     del record["format_version"]
-    return attached, record
+    return record

@@ -245,10 +245,12 @@ class Recipe(Section):
     training: Training
     tuning: Tuning | None = None
     evaluation: Evaluation = Evaluation()
+    report_to: list[Literal["tensorboard", "wandb", "trackio"]] = []
+    """Trackers that follow the training; none by default."""
 
     @model_validator(mode="after")
     def _complete(self) -> "Recipe":
-        for key in ("methods", "seeds"):
+        for key in ("methods", "seeds", "report_to"):
             if len(set(getattr(self, key))) < len(getattr(self, key)):
                 raise ValueError(f"{key} names an entry twice")
         rates = self.training.learning_rate
@@ -286,7 +288,7 @@ class Recipe(Section):
 
     def to_yaml(self) -> str:
         """Return the recipe with every default filled in."""
-        return yaml.safe_dump(self.model_dump(exclude_none=True), sort_keys=False)
+        return yaml.safe_dump(self.model_dump(), sort_keys=False)
 
 
 class _DuplicateKeyError(yaml.MarkedYAMLError):

@@ -26,6 +26,7 @@ from preproj.probe.recipe import Recipe, parse_recipe
 from preproj.probe.sources import read_corpus
 from preproj.probe.summary import cells_of, write_summary
 from preproj.probe.tokenised import text_cache
+from preproj.probe.trackers import check_trackers
 from preproj.probe.tuning import best_trial, check_optuna, read_trials, trial_folder, tune, tuned_methods
 
 
@@ -46,8 +47,10 @@ def run_probe(recipe: Recipe, run: Path, console: Console) -> bool:
     """
     _check_folder(run, recipe)
     left = not all(_ended(cell_folder(run, *cell)) for cell in cells_of(recipe))
-    if left and recipe.tuning is not None:
-        check_optuna()
+    if left:
+        check_trackers(recipe.report_to)
+        if recipe.tuning is not None:
+            check_optuna()
     with console.status("preparing the base model (the packaged model's first use takes half a minute)"):
         base = resolve_base(recipe.model.name)
         config = load_config(base)

@@ -5,7 +5,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from preproj.optimizer import create_optimizer
 from preproj.probe.attached import Attached
 from preproj.probe.files import read_jsonl, write_jsonl
 from preproj.probe.recipe import Training
+from preproj.probe.trackers import TensorBoard
 
 
 class NonFiniteLossError(RuntimeError):
@@ -60,6 +61,8 @@ def train(
     seed: int,
     folder: Path,
     on_step: Callable[[int], None],
+    report_to: Sequence[str] = (),
+    run_name: str | None = None,
 ) -> Trained:
     """Train the weights of a method and keep checkpoints in ``folder/checkpoints``.
 
@@ -73,6 +76,8 @@ def train(
         seed: order of the blocks.
         folder: the cell's folder.
         on_step: called with the number of optimiser steps done.
+        report_to: trackers of the recipe; TensorBoard's files go into ``folder/tensorboard``.
+        run_name: what they call the run.
 
     Raises:
         NonFiniteLossError: if the loss is not finite.
@@ -95,7 +100,8 @@ def train(
         save_steps=settings.save_steps,
         save_total_limit=2,
         seed=seed,
-        report_to=[],
+        report_to=[tracker for tracker in report_to if tracker != "tensorboard"],
+        run_name=run_name,
         dataloader_pin_memory=torch.cuda.is_available(),
         disable_tqdm=True,
         remove_unused_columns=False,
@@ -105,7 +111,7 @@ def train(
         args=arguments,
         train_dataset=_Ordered(blocks, order),
         data_collator=default_data_collator,
-        callbacks=[log],
+        callbacks=[log, *([TensorBoard(folder / "tensorboard")] if "tensorboard" in report_to else [])],
         optimizers=(_optimizer(attached, settings, learning_rate), None),
     )
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)

@@ -14,6 +14,7 @@ from preproj.probe.base import load_model, load_tokenizer, resolve_base
 from preproj.probe.cell import perplexity_items
 from preproj.probe.files import read_json, write_json
 from preproj.probe.fit import fit
+from preproj.probe.methods import attach
 from preproj.probe.prepared import Prepared
 from preproj.probe.process import Progress, start_process
 from preproj.probe.recipe import parse_recipe
@@ -41,7 +42,8 @@ def run_trial(run: Path, method: str, number: int) -> None:
     try:
         settings = trial_settings(recipe, method, parameters)
         model = load_model(base, recipe.model.dtype)
-        attached, _ = fit(model, prepared, settings, method, recipe.tuning.seed, recipe.match, folder, progress)
+        attached = attach(model, method, recipe.tuning.seed, recipe.match)
+        fit(attached, prepared, settings, method, recipe.tuning.seed, folder, progress)
         protocol, metric = objective(recipe).split("/")
         items = perplexity_items(
             attached.model.eval(), load_tokenizer(base), protocol, prepared, "validation", recipe.evaluation, progress

@@ -21,15 +21,32 @@ def headline(run: Run) -> tuple[str, ...]:
     Returns:
         The sentences, the most important first.
     """
-    warning = (run.precision_warning,) if run.precision_warning else ()
+    warnings = (*([run.precision_warning] if run.precision_warning else []), *_other_baselines(run))
     if not run.scores:
-        return (*warning, "No cell of this run has finished, so there is nothing to report yet.")
+        return (*warnings, "No cell of this run has finished, so there is nothing to report yet.")
     sentences = _best(run)
     subject = _subject(run)
     for other in dict.fromkeys((run.baseline, run.reference)):
         if other is not None and subject not in (other, run.baseline):
             sentences += _against(run, subject, other)
-    return (*warning, *(sentences or _values(run)), *_unfinished(run))
+    return (*warnings, *(sentences or _values(run)), *_unfinished(run))
+
+
+def _other_baselines(run: Run) -> list[str]:
+    """Warn where the untouched model is not what others measured: its gains may be repair."""
+    said = []
+    for known in run.published:
+        if known.paper or (found := run.measured(known)) is None or found[1].holds(known.value):
+            continue
+        measure, score = found
+        here, low, high, there = (
+            units.measured(measure, value) for value in (score.value, score.low, score.high, known.value)
+        )
+        said.append(
+            f"Warning: the untouched model has {measure.label} {here} [{low}, {high}] here and {there} in "
+            f"{known.source}; find out why before you report a gain."
+        )
+    return said
 
 
 def _subject(run: Run) -> str:

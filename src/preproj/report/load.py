@@ -183,14 +183,15 @@ def _published(fields: Fields, baseline: str) -> Iterator[Published]:
         scores = known.child("scores")
         for name in scores.data:
             value = scores.child(name).number("value")
-            yield Published(baseline, name.replace("/", " "), value, name, known.text("source"))
+            yield Published(baseline, name.replace("/", " "), value, name, known.text("source"), paper=False)
     if "paper" in fields.data:
         paper = fields.child("paper")
-        methods = paper.child("methods")
+        methods, measures = paper.child("methods"), paper.child("measures")
         for method in methods.data:
             numbers = methods.child(method)
             for what in numbers.data:
-                yield Published(method, what, numbers.number(what), None, paper.text("source"))
+                measure = measures.text(what) if what in measures.data else None
+                yield Published(method, what, numbers.number(what), measure, paper.text("source"), paper=True)
 
 
 def _intervals(fields: Fields) -> dict[str, Interval]:

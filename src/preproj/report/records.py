@@ -44,7 +44,11 @@ class Interval:
     @property
     def includes_zero(self) -> bool:
         """Whether the data are compatible with no difference at all."""
-        return self.low <= 0 <= self.high
+        return self.holds(0)
+
+    def holds(self, value: float) -> bool:
+        """Whether the data are compatible with a value."""
+        return self.low <= value <= self.high
 
     @property
     def turned(self) -> Interval:
@@ -83,13 +87,17 @@ class Interaction:
 
 @dataclass(frozen=True)
 class Published:
-    """A number that somebody else published: of which method, in whose words, and the measure here that is the same."""
+    """A number that somebody else published: of which method, in whose words, and the measure here that is the same.
+
+    `paper` says that it is the paper's; the others are of the untouched model.
+    """
 
     method: str
     what: str
     value: float
     measure: str | None
     source: str
+    paper: bool
 
 
 @dataclass(frozen=True)
@@ -251,6 +259,13 @@ class Run:
             if (pair.theirs, pair.ours) == (ours, theirs):
                 return pair.turned
         return None
+
+    def measured(self, known: Published) -> tuple[Measure, Interval] | None:
+        """The measure and the score here of what somebody published, or None where this run did not measure it."""
+        measure = next((measure for measure in self.measures if measure.name == known.measure), None)
+        if measure is None or measure.name not in self.scores.get(known.method, {}):
+            return None
+        return measure, self.scores[known.method][measure.name]
 
     def size(self, method: str) -> int:
         """Trainable parameters of a method that has a finished cell."""

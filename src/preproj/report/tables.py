@@ -238,17 +238,15 @@ def _choice(tuning: Tuning, trial: Trial) -> str:
 
 def _published(run: Run) -> Table:
     """Numbers of others beside what was measured here."""
-    measures = {measure.name: measure for measure in run.measures}
     rows = []
     for known in run.published:
-        measure, here = measures.get(known.measure or ""), Cell(units.NOTHING)
-        value = f"{known.value:g}"
-        if measure is not None and measure.name in run.scores.get(known.method, {}):
-            measured = run.scores[known.method][measure.name]
-            agrees = measured.low <= known.value <= measured.high
-            here = _score(measure, measured)
-            here = Cell(here.text, (*here.details, *(() if agrees else ("differs beyond its interval",))))
-            value = units.measured(measure, known.value)
+        value, here = f"{known.value:g}", Cell(units.NOTHING)
+        if (found := run.measured(known)) is not None:
+            measure, score = found
+            value, here = units.measured(measure, known.value), _score(measure, score)
+            wording = () if score.holds(known.value) else ("differs beyond its interval",)
+            name = () if measure.label == known.what else (measure.label,)
+            here = Cell(here.text, (*name, *here.details, *wording))
         rows.append((Cell(known.method), Cell(known.what), Cell(value), here, Cell(known.source)))
     titles = ("method", "what", "published", "measured here", "source")
     return Table("Published by others, not measured here", titles, tuple(rows))
