@@ -55,7 +55,7 @@ def changed(path: str, value: object) -> str:
         ("model", "base", "model is 'base'; it should be a valid dictionary"),
         ("name", "a/b", "name is 'a/b'; it should match pattern"),
         ("data.source", "web", "data.source is 'web'; allowed: 'python-docs', 'files' or 'datasets'"),
-        ("data", {"source": "files", "train": "a.txt"}, "data: source files needs train, validation and test"),
+        ("data", {"source": "files", "train": "a.txt"}, "data: source files needs train, validation, test: each"),
         ("data", {"train": "a.txt"}, "data: train goes with source: files or datasets only"),
         ("data", {"source": "datasets"}, "data: source datasets needs name, a data set on the Hub or a folder"),
         (
