@@ -1,6 +1,7 @@
 """A run of the probe: check everything, prepare the text, run the cells one by one, sum up."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -58,7 +59,8 @@ def run_probe(recipe: Recipe, run: Path, console: Console) -> bool:
         if left and recipe.evaluation.tasks:
             load_tasks(recipe.evaluation.tasks, recipe.evaluation.task_data)
     # Outside the status: the library that tokenises draws its own progress bars, and forks.
-    fresh = _load_text(run, recipe, base, config, console) if left and not (run / "data").exists() else None
+    ready = all((run / name).exists() for name in ("environment.json", "corpus.json", "data"))
+    fresh = _load_text(run, recipe, base, config, console) if left and not ready else None
     run.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(run / ".lock", timeout=0):
@@ -139,11 +141,12 @@ def _load_text(
 
 
 def _write_text(run: Path, dtype: str, description: dict[str, Any], prepared: Prepared) -> None:
-    """Write what every cell reads; data/ last, as the sign that all of it is there."""
-    if not (run / "corpus.json").exists():
-        write_json(run / "environment.json", describe_environment(dtype))
-        write_json(run / "corpus.json", description)
+    """Write what every cell reads, and what is known of its origin; a run that goes on keeps what it has."""
     prepared.write(run)
+    if not (run / "environment.json").exists():
+        write_json(run / "environment.json", describe_environment(dtype))
+    if not (run / "corpus.json").exists():
+        write_json(run / "corpus.json", description)
 
 
 def _check_precision(recipe: Recipe, run: Path, base: Base, console: Console) -> None:
@@ -188,25 +191,26 @@ def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console) -> None:
             if _ended(folder):
                 part.skip(units)
             elif not _tuning_left(recipe, run, method):
-                name = f"{method} seed {seed} ({number}/{len(cells)})"
-                part.run(name, "preproj.probe.cell", [str(run), method, str(seed)], folder, units)
+                count = f"{number}/{len(cells)}"
+                arguments = [str(run), method, str(seed)]
+                part.run(f"{method} seed {seed}", count, "preproj.probe.cell", arguments, folder, units)
         progress.update(part.task, description="done")
 
 
 def _tune(recipe: Recipe, run: Path, method: str, units: int, part: "_Parts") -> None:
     """Run the trials of a method; those that have ended only move the bar."""
     assert recipe.tuning is not None
-    before = part.done
+    trials, before = recipe.tuning.trials, part.done
 
     def run_trial(number: int) -> bool:
         part.skip(before + number * units - part.done)
         folder = trial_folder(run, method, number)
-        name = f"{method} trial {number + 1}/{recipe.tuning.trials}"  # type: ignore[union-attr]
-        part.run(name, "preproj.probe.trial", [str(run), method, str(number)], folder, units)
+        arguments = [str(run), method, str(number)]
+        part.run(f"{method} trial {number}", f"{number + 1}/{trials}", "preproj.probe.trial", arguments, folder, units)
         return (folder / "trial.json").exists()
 
     tune(recipe, run, method, run_trial)
-    part.skip(before + recipe.tuning.trials * units - part.done)
+    part.skip(before + trials * units - part.done)
 
 
 class _Parts:
@@ -221,11 +225,11 @@ class _Parts:
         self.done += units
         self.progress.update(self.task, completed=self.done)
 
-    def run(self, name: str, module: str, arguments: list[str], folder: Path, units: int) -> None:
+    def run(self, name: str, count: str, module: str, arguments: list[str], folder: Path, units: int) -> None:
         """Run one part, and say so where it stops before its end."""
-        self.progress.update(self.task, description=name)
+        self.progress.update(self.task, description=f"{name} ({count})")
         if not self.console.is_terminal:
-            self.console.print(name)
+            self.console.print(f"{name} ({count})")
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / "log.txt"
         code = _run_module(module, arguments, log, self.base, self._show)
@@ -288,4 +292,6 @@ def _run_module(
 
 
 def _last_line(log: Path) -> str:
-    return log.read_text("utf-8").strip().rpartition("\n")[2] or "no message"
+    """Return the last message of a log, which is no line of a warning's source or of a progress bar."""
+    lines = re.split(r"[\r\n]+", log.read_text("utf-8"))
+    return next((line for line in reversed(lines) if re.match(r"\S", line) and "%|" not in line), "no message")
