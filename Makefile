@@ -10,7 +10,7 @@ demo: $(READY)  ## the main job: the embedded demo, about ten minutes on two cor
 	$(BIN)/preproj probe
 
 test: $(READY)  ## the fast tests
-	$(BIN)/pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" -n auto --dist worksteal
 
 slow: $(READY)  ## the checks that take minutes
 	$(BIN)/pytest -m slow

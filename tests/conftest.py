@@ -1,10 +1,12 @@
 """What all tests share.
 
-Real data: tests marked `data` read the folder named by PREPROJ_DATA, and are deselected where it is not set.
+Real data: tests marked `data` read the folder named by PREPROJ_DATA, and are deselected where it is not set; the
+summary counts them, also where several processes run the tests.
 """
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from naive import tiny_model
@@ -14,6 +16,9 @@ from transformers import PreTrainedTokenizerFast
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}"
 
 
+WITHOUT_DATA = pytest.StashKey[int]()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if "PREPROJ_DATA" in os.environ:
         return
@@ -21,6 +26,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if without:
         config.hook.pytest_deselected(items=without)
         items[:] = [item for item in items if not item.get_closest_marker("data")]
+        config.stash[WITHOUT_DATA] = len(without)
+        if hasattr(config, "workeroutput"):  # a process of pytest-xdist, whose summary nobody sees
+            config.workeroutput["without_data"] = len(without)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a process of pytest-xdist counted; all count the same tests."""
+    node.config.stash[WITHOUT_DATA] = getattr(node, "workeroutput", {}).get("without_data", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how many tests wait for real data."""
+    if count := config.stash.get(WITHOUT_DATA, 0):
+        terminalreporter.write_line(f"{count} tests of real data deselected: PREPROJ_DATA is not set")
 
 
 @pytest.fixture(scope="session")
