@@ -3,6 +3,7 @@
 import math
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from checks import shake
@@ -10,6 +11,7 @@ from naive import tiny_model
 from peft import get_peft_model
 from scipy.stats import entropy
 from tiny import tiny_of
+from transformers import AutoModelForMaskedLM
 
 from preproj import PreProjConfig
 from preproj.adapter.layer import adapted_sites
@@ -34,7 +36,7 @@ def written_out(model):
     found = []
     for weights in attentions:
         rows = weights.double().flatten(0, 1).numpy()  # (documents · heads, queries, keys)
-        back = [[query - key for key in range(WINDOW)] for query in range(WINDOW)]
+        back = [[abs(query - key) for key in range(WINDOW)] for query in range(WINDOW)]
         found.append((entropy(rows, axis=-1).mean(), (rows * back).sum(-1).mean()))
     return found
 
@@ -54,6 +56,14 @@ def test_numbers_are_those_of_the_weights_that_transformers_returns(host):
         assert [row[name] for name in NUMBERS] == pytest.approx([*expected, *expected_base], rel=1e-5)
         assert row["entropy"] != row["base_entropy"]
     assert (found["window"], found["documents"], found["skipped"]) == (WINDOW, 3, 0)
+
+
+@torch.no_grad()
+def test_a_shared_module_has_the_mean_over_its_places():
+    model = shaken(tiny_of("albert", auto=AutoModelForMaskedLM))
+    (row,) = measure_attention(model, TEXTS, WINDOW)["layers"]
+    first, second = (np.array(numbers) for numbers in written_out(model))
+    assert [row["entropy"], row["distance"]] == pytest.approx((first + second) / 2, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import torch
 from checks import shake
 from peft import get_peft_model
 from tiny import tiny_of
+from transformers import AutoModelForMaskedLM
 
 from preproj import PreProjConfig
 from preproj.adapter.layer import adapted_sites
@@ -146,6 +147,21 @@ def test_shares_of_a_model_are_those_of_what_its_blocks_pass_on(host, rank):
         for vectors in ("x_hat", "attn_out", "skip"):
             assert row[vectors] == pytest.approx(written_out(data[vectors]), rel=1e-6), vectors
     assert [row["layer"] for row in found["layers"]] == [0, 1]
+
+
+@torch.no_grad()
+def test_every_place_of_a_shared_module_counts_as_a_document():
+    """ALBERT's attention is called once for each of its two layers; its x̂ is the residual too."""
+    model = shaken(tiny_of("albert", auto=AutoModelForMaskedLM))
+    ((_, attention, _),) = adapted_sites(model)
+    seen = []
+    handle = attention.register_forward_pre_hook(lambda m, a: seen.append(a[0][0].numpy()), prepend=True)
+    for ids in TEXTS:
+        model(torch.tensor([ids]))
+    handle.remove()
+    assert len(seen) == 2 * len(TEXTS)
+    (row,) = measure_position(model, TEXTS, WINDOW)["layers"]
+    assert row["x_hat"] == pytest.approx(written_out(np.stack(seen)), rel=1e-6)
 
 
 @torch.no_grad()

@@ -91,7 +91,7 @@ def _spreads(model: PeftModel, texts: list[list[int]]) -> list[_Spread]:
             spreads.append(_Spread())
             stack.enter_context(attention.register_forward_hook(spreads[-1]))
         for ids in texts:
-            model(input_ids=torch.tensor([ids], device=model.device), use_cache=False)
+            model(input_ids=torch.tensor([ids], device=model.device))
     return spreads
 
 

@@ -130,7 +130,7 @@ def _losses(model: PeftModel, texts: Sequence[list[int]]) -> np.ndarray:
 
 
 def _loss(model: PeftModel, ids: Tensor) -> float:
-    logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
+    logits = model(input_ids=ids).logits[0, :-1]
     pairs = zip(logits.split(CHUNK), ids[0, 1:].to(logits.device).split(CHUNK), strict=True)
     wide = torch.promote_types(logits.dtype, torch.float32)
     return sum(nn.functional.cross_entropy(part.to(wide), target, reduction="sum").item() for part, target in pairs)

@@ -1,4 +1,4 @@
-"""What the skip and attention know of position."""
+"""What the skip and attention know of position: a permutation of the tokens, and the variance it explains."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -31,7 +31,7 @@ def permutation_deviation(model: PeftModel, ids: list[int]) -> list[float | None
     layers = [layer for _, _, layer in adapted_sites(model)]
     checks = [_PermutationCheck(layer, model.active_adapter) for layer in layers]
     with watched((layer.site, check) for layer, check in zip(layers, checks, strict=True)):
-        model(input_ids=torch.tensor([ids], device=model.device), use_cache=False)
+        model(input_ids=torch.tensor([ids], device=model.device))
     return [check.result() for check in checks]
 
 
@@ -40,7 +40,8 @@ def measure_position(model: PeftModel, documents: Iterable[list[int]], window: i
     """Measure the share of the variance that position alone explains, over documents of equal length.
 
     One forward pass a document. Memory is that of three float64 sums a layer, ``(window, hidden)`` each, in main
-    memory, whatever the number of documents.
+    memory, whatever the number of documents. Each pass through a module that stands at several places (ALBERT) counts
+    as a document.
 
     Args:
         model: in eval mode, with one active adapter of ours.
@@ -61,7 +62,7 @@ def measure_position(model: PeftModel, documents: Iterable[list[int]], window: i
     meters = [_Meter(layer, model.active_adapter) for _, _, layer in sites]
     with watched((layer.site, meter) for (_, _, layer), meter in zip(sites, meters, strict=True)):
         for ids in texts:
-            model(input_ids=torch.tensor([ids], device=model.device), use_cache=False)
+            model(input_ids=torch.tensor([ids], device=model.device))
     rows = [
         {"layer": index, "site": site, **meter.shares()}
         for index, ((site, _, _), meter) in enumerate(zip(sites, meters, strict=True))
