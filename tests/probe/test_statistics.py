@@ -8,8 +8,8 @@ from scipy.stats import t
 from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.proportion import proportion_confint
 
-from preproj.probe.scores import accuracy, perplexity
-from preproj.probe.statistics import contrast, holm, over_seeds, p_value, wilson
+from preproj.probe.statistics import holm, p_value, wilson
+from preproj.statistics import accuracy, contrast, over_seeds, perplexity
 
 GENERATOR = np.random.default_rng(1)
 

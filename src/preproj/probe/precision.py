@@ -15,8 +15,8 @@ from preproj.probe.evaluation import score_document, score_last_word
 from preproj.probe.files import write_json
 from preproj.probe.prepared import Prepared
 from preproj.probe.recipe import Recipe, parse_recipe
-from preproj.probe.scores import accuracy, perplexity
 from preproj.probe.statistics import wilson
+from preproj.statistics import accuracy, perplexity
 
 DOCUMENTS = 16
 PASSAGES = 100

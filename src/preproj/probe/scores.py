@@ -8,7 +8,7 @@ tokens. Further keys say what the model answered.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,21 +16,9 @@ from typing import Any, Literal
 import numpy as np
 
 from preproj.probe.files import read_json, read_jsonl, write_jsonl
+from preproj.statistics import METRICS
 
 Kind = Literal["accuracy", "perplexity"]
-
-
-def accuracy(totals: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the share of correct answers, over the last axis (items)."""
-    return totals.sum(-1) / weights.sum(-1)
-
-
-def perplexity(totals: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return exp of the mean negative log-likelihood per unit of weight, over the last axis (items)."""
-    return np.exp(totals.sum(-1) / weights.sum(-1))
-
-
-METRICS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {"accuracy": accuracy, "perplexity": perplexity}
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from preproj.probe.passages import RULE
 from preproj.probe.published import published
 from preproj.probe.recipe import Recipe
 from preproj.probe.scores import Score, read_scores
-from preproj.probe.statistics import INTERVALS, contrast, holm, over_seeds, p_value, wilson
+from preproj.probe.statistics import INTERVALS, holm, p_value, wilson
 from preproj.probe.tuning import describe_tuning, tuning_protocol
+from preproj.statistics import contrast, over_seeds
 
 BASELINE = "none"
 REFERENCE = "lora"

@@ -18,9 +18,9 @@ from preproj.probe.methods import attach
 from preproj.probe.prepared import Prepared
 from preproj.probe.process import Progress, start_process
 from preproj.probe.recipe import parse_recipe
-from preproj.probe.scores import perplexity
 from preproj.probe.training import NonFiniteLossError
 from preproj.probe.tuning import objective, trial_folder, trial_settings
+from preproj.statistics import perplexity
 
 
 def run_trial(run: Path, method: str, number: int) -> None:
