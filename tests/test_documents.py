@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from peft import PeftConfig, PeftModel
+from peft import PeftConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import preproj
+import preproj.analysis
 from preproj.probe.recipe import load_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -114,7 +115,28 @@ def own_fields() -> list[Field]:
     return [field for field in fields(preproj.PreProjConfig) if field.name not in inherited]
 
 
+def test_the_page_on_the_analysis_runs(tiny_pythia, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    base = AutoModelForCausalLM.from_pretrained(tiny_pythia, dtype="float32")
+    get_peft_model(base, preproj.PreProjConfig()).save_pretrained("my-adapter")
+    page = run_page("analysis.md", tiny_pythia)
+    assert capsys.readouterr().out.startswith("0 ")
+    rows = page["analysis"].layers
+    assert [row["tokens"] for row in rows] == [len("Content goes around attention.It has 3 parts.")] * 2
+    text = (ROOT / "docs/analysis.md").read_text("utf-8")
+    classes = {row["token_class"] for row in page["analysis"].token_classes}
+    assert classes == set(
+        re.findall(r"^\| `(\w+)` \| ", text.partition("**Classes")[2].partition("**Depth")[0], re.MULTILINE)
+    )
+    stems = re.findall(r"^\| .* \| `(\w+_)` \| ", text, re.MULTILINE)
+    ends = re.findall(r"^\| `(\w+)` \| ", text.partition("key ends in")[2].partition("**Function")[0], re.MULTILINE)
+    assert (len(stems), len(ends)) == (3, 4)
+    written = {stem + end for stem in stems for end in ends} | set(re.findall(r"`(\w+)`", text))
+    assert set(rows[0]) <= written
+
+
 def test_the_public_names_are_pinned():
+    assert preproj.analysis.__all__ == ["Analysis", "analyze"]
     assert preproj.__all__ == [
         "ContentSkip",
         "PreProjConfig",

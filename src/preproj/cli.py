@@ -61,6 +61,41 @@ def params(
 
 
 @app.command()
+def analyze(
+    adapter: Annotated[Path, typer.Argument(help="An adapter's folder, or a cell of a run: cells/METHOD/seed0.")],
+    base: Annotated[str | None, typer.Option(help="Base model; default: the one that run or adapter names.")] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            help="python-docs, or a file or folder of text; default: the held-out text of the run, or python-docs."
+        ),
+    ] = None,
+    documents: Annotated[int, typer.Option(min=1, help="Pieces of text to read.")] = 32,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a piece.")] = 512,
+    out: Annotated[Path | None, typer.Option(help="Folder; default: analysis/ in that of the cell or adapter.")] = None,
+) -> None:
+    """Measure layer by layer what the skip and the pre-projection of a trained ADAPTER learned."""
+    from rich.console import Console
+
+    from preproj.analysis.tables import print_tables
+    from preproj.probe.analyze import analyze_adapter
+
+    console = Console()
+    _quiet()
+    try:
+        content, folder = analyze_adapter(adapter, base, text, documents, tokens, out)
+    except RecipeError as error:
+        # Model and text are arguments here, not a recipe's keys.
+        typer.echo(f"preproj: {str(error).removeprefix('model.name: ').replace('--text.test', '--text')}", err=True)
+        raise typer.Exit(2) from error
+    except OSError as error:
+        typer.echo(f"preproj: {error.filename or adapter}: {error.strerror or error}.", err=True)
+        raise typer.Exit(1) from error
+    print_tables(content, console)
+    console.print(f"Written: {folder / 'analysis.json'}, {folder / 'layers.parquet'}", soft_wrap=True)
+
+
+@app.command()
 def probe(
     recipe: Annotated[Path | None, typer.Argument(help="YAML recipe; without it the embedded demo runs.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/ and the recipe's name.")] = None,

@@ -7,7 +7,7 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from preproj.analysis.measures import measure_layers
+from preproj.analysis import analyze
 from preproj.probe.errors import RecipeError
 from preproj.probe.methods import attach, reference_budget
 
@@ -111,7 +111,7 @@ def test_both_adapters_of_a_pair_act_and_have_gradients():
     gradients = {n: p.grad for n, p in attached.model.named_parameters() if p.requires_grad}
     assert {n.rsplit(".", 3)[1] for n in gradients} == {"up", "down", "skip", "lora_A", "lora_B"}
     assert all(g is not None and g.abs().max() > 0 for g in gradients.values())
-    assert len(measure_layers(attached.adapters[0], [ids[0].tolist()])) == 2
+    assert len(analyze(attached.adapters[0], [ids[0].tolist()]).layers) == 2
 
 
 @pytest.mark.parametrize(

@@ -127,3 +127,4 @@ def test_seeds_get_an_interval_from_three_on():
     found = over_seeds([1.0, 2.0, 3.0])
     half = t.ppf(0.975, 2) * 1 / np.sqrt(3)  # standard deviation 1, three seeds
     assert (found["mean"], found["low"], found["high"]) == pytest.approx((2.0, 2.0 - half, 2.0 + half))
+    assert over_seeds([1.0, 1.0, 1.0]) == {"seeds": 3, "mean": 1.0, "low": 1.0, "high": 1.0}

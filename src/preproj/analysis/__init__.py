@@ -1,1 +1,5 @@
 """What the layers learned."""
+
+from preproj.analysis.layers import Analysis, analyze
+
+__all__ = ["Analysis", "analyze"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from preproj.analysis.measures import measure_layers
+from preproj.analysis import analyze
 from preproj.probe.base import load_model, load_tokenizer, resolve_base
 from preproj.probe.corpus import RETENTION
 from preproj.probe.environment import peak_memory_bytes
@@ -94,7 +94,7 @@ def run_cell(run: Path, method: str, seed: int) -> None:
     layers, parts = [], parse_method(method)
     if parts.pre or parts.skip:
         documents = prepared.documents(recipe.evaluation.split)[:LAYER_DOCUMENTS]
-        layers = measure_layers(attached.adapters[0], [ids for _, ids in documents])
+        layers = analyze(attached.adapters[0], [ids for _, ids in documents]).layers
     seconds = {**trained.pop("seconds"), **result.pop("seconds")}
     write_json(
         folder / "metrics.json",

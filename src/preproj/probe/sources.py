@@ -38,16 +38,26 @@ def read_corpus(data: Data, retention: Text | None, folder: Path) -> Corpus:
     Raises:
         RecipeError: naming the key, the place and what is allowed.
     """
-    corpus = _read(data, folder / "data", "data")
+    corpus = read_text(data, folder / "data", "data")
     if retention is not None:
-        other = _read(retention, folder / RETENTION, f"evaluation.{RETENTION}")
+        other = read_text(retention, folder / RETENTION, f"evaluation.{RETENTION}")
         splits = corpus.splits | {RETENTION: other.splits["test"]}
         corpus = replace(corpus, splits=splits, description=f"{corpus.description} Retention: {other.source}.")
     check_held_out(corpus.splits)
     return corpus
 
 
-def _read(data: Text, folder: Path, section: str) -> Corpus:
+def read_text(data: Text, folder: Path, section: str) -> Corpus:
+    """Read the splits of one text.
+
+    Args:
+        data: where they are.
+        folder: where the documents are written, to be memory-mapped.
+        section: what the sentences of errors call ``data``.
+
+    Raises:
+        RecipeError: naming the key, the place and what is allowed.
+    """
     if data.source == "python-docs":
         return python_docs()
     revision = _revision(data, section) if data.source == "datasets" else None

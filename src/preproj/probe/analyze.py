@@ -1,0 +1,125 @@
+"""``preproj analyze``: a trained adapter and a text in, the files of docs/analysis.md out."""
+
+import tempfile
+from collections.abc import Iterable
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import Dataset, load_from_disk
+from transformers import PreTrainedTokenizerBase
+
+from preproj.analysis import analyze
+from preproj.analysis.depth import early_layers
+from preproj.probe.base import context_length, load_tokenizer
+from preproj.probe.corpus import Corpus
+from preproj.probe.environment import describe_environment
+from preproj.probe.errors import RecipeError
+from preproj.probe.files import write_json
+from preproj.probe.python_docs import python_docs
+from preproj.probe.recipe import Text
+from preproj.probe.sources import read_text
+from preproj.probe.trained_adapter import TrainedAdapter, find_adapter
+
+FORMAT_VERSION = 1
+PYTHON_DOCS = "python-docs"
+
+
+def analyze_adapter(
+    path: Path, base: str | None, text: str | None, documents: int, tokens: int, out: Path | None
+) -> tuple[dict[str, Any], Path]:
+    """Analyse an adapter, and write ``layers.parquet`` and ``analysis.json``.
+
+    Args:
+        path: an adapter's folder, or a cell of a run.
+        base: the base model, where it is not the one that the run or the adapter names.
+        text: ``python-docs``, or a file or folder of text; None takes the run's own held-out text, else python-docs.
+        documents: so many pieces of text are read, each one forward pass; the first so many documents take turns.
+        tokens: length of a piece.
+        out: the folder to write to; None takes ``analysis`` in the cell's folder, or the adapter's.
+
+    Returns:
+        The content of ``analysis.json``, and the folder.
+
+    Raises:
+        RecipeError: for what cannot be found, read or put together.
+    """
+    adapter = find_adapter(path, base)
+    source, read = _documents(adapter, text, documents)
+    tokenizer = load_tokenizer(adapter.base)
+    model = adapter.load()
+    length = min(tokens, context_length(model.config) or tokens)
+    pieces = _pieces(tokenizer, read["text"], length, documents)
+    try:
+        analysis = analyze(model, pieces, tokenizer)
+    except ValueError as error:
+        raise RecipeError(f"{adapter.folder} cannot be analysed: {error}") from error
+    content = {
+        "format_version": FORMAT_VERSION,
+        "model": {"name": adapter.base.name, "note": adapter.base.note},
+        "adapter": _describe(adapter),
+        "text": {
+            "source": source,
+            "sha256": Corpus(source, "", "", {"test": read}).sha256,
+            "documents": len(read),
+            "pieces": len(pieces),
+            "tokens": sum(map(len, pieces)),
+        },
+        **describe_environment(adapter.dtype),
+        "early_layers": early_layers(len(analysis.layers), adapter.base.name),
+        "layers": analysis.layers,
+        "token_classes": analysis.token_classes,
+        "depth": analysis.depth(adapter.base.name),
+    }
+    # Further sections join here, each under a key of its own.
+    folder = out or (adapter.cell or adapter.folder) / "analysis"
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_parquet(folder / "layers.parquet", analysis.rows)
+    write_json(folder / "analysis.json", content)
+    return content, folder
+
+
+def _documents(adapter: TrainedAdapter, text: str | None, documents: int) -> tuple[str, Dataset]:
+    """Return the name of a text and its first documents: ``id`` and ``text``."""
+    if text is None and adapter.run and adapter.recipe:
+        split = adapter.recipe.evaluation.split
+        held_out = adapter.run / "data" / split
+        if not held_out.is_dir():
+            raise RecipeError(f"{held_out} is missing: the run was copied without its text; name a text with --text.")
+        return f"{adapter.recipe.name}, {split}", _first(load_from_disk(str(held_out)), documents)
+    if text in (None, PYTHON_DOCS):
+        corpus = python_docs()
+        return f"{corpus.source}, test", _first(corpus.splits["test"], documents)
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = read_text(Text(source="files", test=text), Path(folder), "--text")
+        return corpus.source, Dataset.from_list(list(_first(corpus.splits["test"], documents)))  # no longer on disk
+
+
+def _first(documents: Dataset, count: int) -> Dataset:
+    return documents.select_columns(["id", "text"]).select(range(min(count, len(documents))))
+
+
+def _pieces(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], length: int, count: int) -> list[list[int]]:
+    """Cut texts into pieces of at most ``length`` tokens: the first of each text, then the second, up to ``count``."""
+    encoded = tokenizer(
+        list(texts), add_special_tokens=False, truncation=True, max_length=length * count, verbose=False
+    )
+    cut = [[ids[start : start + length] for start in range(0, len(ids), length)] for ids in encoded.input_ids]
+    turns = (piece for turn in zip_longest(*cut) for piece in turn if piece is not None)
+    return list(islice(turns, count))
+
+
+def _describe(adapter: TrainedAdapter) -> dict[str, Any]:
+    """Return what the adapter is, and the seed its start is drawn from."""
+    keys = ("pre_projection", "content_skip", "expansion", "activation", "skip_rank", "skip_init_std", "init_seed")
+    return {"folder": str(adapter.folder), **{key: getattr(adapter.config, key) for key in keys}}
+
+
+def _write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+    types = {"layer": pa.int64(), "site": pa.string(), "token_class": pa.string(), "tokens": pa.int64()}
+    schema = pa.schema([(name, types.get(name, pa.float64())) for name in rows[0]])
+    temporary = path.with_name(f".{path.name}.tmp")
+    pq.write_table(pa.Table.from_pylist(rows, schema), temporary)
+    temporary.replace(path)
