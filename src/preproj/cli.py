@@ -72,6 +72,9 @@ def analyze(
     ] = None,
     documents: Annotated[int, typer.Option(min=1, help="Pieces of text to read.")] = 32,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of a piece.")] = 512,
+    ablations: Annotated[
+        int, typer.Option(min=0, help="Pieces read for each ablation, two passes a layer; 0 leaves them out.")
+    ] = 8,
     out: Annotated[Path | None, typer.Option(help="Folder; default: analysis/ in that of the cell or adapter.")] = None,
 ) -> None:
     """Measure layer by layer what the skip and the pre-projection of a trained ADAPTER learned."""
@@ -83,7 +86,8 @@ def analyze(
     console = Console()
     _quiet()
     try:
-        content, folder = analyze_adapter(adapter, base, text, documents, tokens, out)
+        with console.status("measuring; the ablations take longest"):
+            content, folder = analyze_adapter(adapter, base, text, documents, tokens, ablations, out)
     except RecipeError as error:
         # Model and text are arguments here, not a recipe's keys.
         typer.echo(f"preproj: {str(error).removeprefix('model.name: ').replace('--text.test', '--text')}", err=True)

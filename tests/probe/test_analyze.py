@@ -18,6 +18,9 @@ from typer.testing import CliRunner
 from preproj import PreProjConfig
 from preproj.adapter.layer import adapted_sites
 from preproj.analysis import analyze
+from preproj.analysis.attention import measure_attention
+from preproj.analysis.interventions import measure_ablations
+from preproj.analysis.position import measure_position
 from preproj.analysis.token_classes import TOKEN_CLASSES
 from preproj.cli import app
 from preproj.probe.methods import attach
@@ -67,7 +70,7 @@ def adapter(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 def test_the_files_hold_what_python_measures(adapter, text, tiny_base, tmp_path):
     folder, model = adapter
-    done = run(folder, "--text", text, "--documents", 5, "--tokens", 24, "--out", tmp_path / "out")
+    done = run(folder, "--text", text, "--documents", 5, "--tokens", 24, "--ablations", 2, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     content = json.loads((tmp_path / "out/analysis.json").read_text("utf-8"))
 
@@ -86,6 +89,23 @@ def test_the_files_hold_what_python_measures(adapter, text, tiny_base, tmp_path)
     rows = (json.dumps(["test", d["id"], d["text"]]).encode() + b"\n" for d in documents)
     assert content["text"]["sha256"] == hashlib.sha256(b"".join(rows)).hexdigest()
     assert (content["text"]["documents"], content["text"]["pieces"]) == (3, 5)
+
+    # What wants pieces of one length reads those that have it.
+    whole = [piece for piece in pieces[:5] if len(piece) == 24]
+    cause = measure_ablations(model, whole[:2], 24)
+    assert content["cause"]["perplexity"] == pytest.approx(cause["perplexity"])
+    for found, own in zip(content["cause"]["ablations"], cause["ablations"], strict=True):
+        assert (found.pop("part"), found.pop("group"), found.pop("layers")) == (
+            own.pop("part"),
+            own.pop("group"),
+            own.pop("layers"),
+        )
+        assert found == pytest.approx(own)
+    for name, measure in (("position", measure_position), ("attention", measure_attention)):
+        for found, own in zip(content[name]["layers"], measure(model, whole, 24)["layers"], strict=True):
+            assert found == pytest.approx(own)
+    assert max(content["permutation_deviation"]) < 1e-5
+    assert "rises without a part" in done.output
 
     assert content["format_version"] == 1
     assert content["model"] == {"name": str(tiny_base), "note": None}

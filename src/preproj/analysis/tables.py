@@ -21,6 +21,16 @@ FUNCTION = {
     "pre_to_input": "‖x̃−x̂‖/‖x̂‖",
 }
 
+POSITION = {
+    "x_hat": "x̂",
+    "attn_out": "attention",
+    "skip": "skip",
+    "entropy": "entropy",
+    "base_entropy": "base's",
+    "distance": "distance",
+    "base_distance": "base's distance",
+}
+
 
 def print_tables(content: dict[str, Any], console: Console) -> None:
     """Print the layers, and how the measures change with depth.
@@ -31,6 +41,15 @@ def print_tables(content: dict[str, Any], console: Console) -> None:
     """
     console.print(_layers("Weights of each layer (pre: the linearised pre-projection)", WEIGHTS, content["layers"]))
     console.print(_layers("Function of each layer (s = W_skip·x̃, a = attention)", FUNCTION, content["layers"]))
+    if content["cause"]:
+        console.print(_cause(content["cause"]))
+    if content["position"]:
+        rows = [
+            {name: row[name] for name in ("layer", "x_hat", "attn_out", "skip")}
+            | {name: attention[name] for name in ("entropy", "base_entropy", "distance", "base_distance")}
+            for row, attention in zip(content["position"]["layers"], content["attention"]["layers"], strict=True)
+        ]
+        console.print(_layers("Variance that position alone explains (ω²), and attention", POSITION, rows))
     table = _table(f"Depth: last layer over the mean of layers 0-{content['early_layers'] - 1}, and Spearman's ρ")
     table.add_column("measure")
     table.add_column("tokens")
@@ -39,6 +58,17 @@ def print_tables(content: dict[str, Any], console: Console) -> None:
     for row in content["depth"]:
         table.add_row(row["measure"], row["token_class"], _number(row["late_over_early"]), _number(row["spearman"]))
     console.print(table)
+
+
+def _cause(cause: dict[str, Any]) -> Table:
+    """Return what perplexity becomes without each part, for groups of layers and for each layer."""
+    table = _table(f"Cause: perplexity, {cause['perplexity']:.2f} intact, rises without a part by")
+    for column in ("part", "layers", "Δ", "95 % interval"):
+        table.add_column(column, justify="left" if column in ("part", "layers") else "right")
+    for row in cause["ablations"]:
+        layers = row["group"] or ", ".join(map(str, row["layers"]))
+        table.add_row(row["part"], layers, f"{row['value']:+.3g}", f"[{row['low']:+.3g}, {row['high']:+.3g}]")
+    return table
 
 
 def _layers(title: str, titles: dict[str, str], rows: list[dict[str, Any]]) -> Table:

@@ -9,10 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset, load_from_disk
+from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
 from preproj.analysis import analyze
+from preproj.analysis.attention import measure_attention
 from preproj.analysis.depth import early_layers
+from preproj.analysis.interventions import measure_ablations
+from preproj.analysis.position import measure_position, permutation_deviation
 from preproj.probe.base import context_length, load_tokenizer
 from preproj.probe.corpus import Corpus
 from preproj.probe.environment import describe_environment
@@ -28,7 +32,7 @@ PYTHON_DOCS = "python-docs"
 
 
 def analyze_adapter(
-    path: Path, base: str | None, text: str | None, documents: int, tokens: int, out: Path | None
+    path: Path, base: str | None, text: str | None, documents: int, tokens: int, ablations: int, out: Path | None
 ) -> tuple[dict[str, Any], Path]:
     """Analyse an adapter, and write ``layers.parquet`` and ``analysis.json``.
 
@@ -38,6 +42,7 @@ def analyze_adapter(
         text: ``python-docs``, or a file or folder of text; None takes the run's own held-out text, else python-docs.
         documents: so many pieces of text are read, each one forward pass; the first so many documents take turns.
         tokens: length of a piece.
+        ablations: so many pieces of full length are read for each ablation; 0 leaves ablations out.
         out: the folder to write to; None takes ``analysis`` in the cell's folder, or the adapter's.
 
     Returns:
@@ -73,12 +78,26 @@ def analyze_adapter(
         "token_classes": analysis.token_classes,
         "depth": analysis.depth(adapter.base.name),
     }
-    # Further sections join here, each under a key of its own.
+    content |= _whole_pieces(model, [piece for piece in pieces if len(piece) == length], length, ablations)
     folder = out or (adapter.cell or adapter.folder) / "analysis"
     folder.mkdir(parents=True, exist_ok=True)
     _write_parquet(folder / "layers.parquet", analysis.rows)
     write_json(folder / "analysis.json", content)
     return content, folder
+
+
+def _whole_pieces(model: PeftModel, pieces: list[list[int]], length: int, ablations: int) -> dict[str, Any]:
+    """Return the sections that want pieces of one length; null where there are fewer than two."""
+    found: dict[str, Any] = dict.fromkeys(("cause", "position", "attention", "permutation_deviation"))
+    if len(pieces) < 2:
+        return found
+    if ablations >= 2:
+        found["cause"] = measure_ablations(model, pieces[:ablations], length)
+    return found | {
+        "position": measure_position(model, pieces, length),
+        "attention": measure_attention(model, pieces, length),
+        "permutation_deviation": permutation_deviation(model, pieces[0]),
+    }
 
 
 def _documents(adapter: TrainedAdapter, text: str | None, documents: int) -> tuple[str, Dataset]:
