@@ -89,7 +89,7 @@ def _example(
 
 def _answer(method: str, item: Fields, measure: Measure, choices: tuple[str, ...]) -> Answer:
     if measure.kind == "perplexity":
-        return Answer(method, f"{-_score(item, measure):.2f} nats per {measure.unit}", None)
+        return Answer(method, f"{-_score(item, measure):.3f} nats per {measure.unit}", None)
     return Answer(method, _said(item, choices), _score(item, measure) > 0)
 
 

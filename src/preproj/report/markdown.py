@@ -49,10 +49,10 @@ def _sentence(text: str) -> str:
 
 def _section(section: Section) -> list[str]:
     parts = [f"## {escape(section.title)}"]
-    if section.sentences:
-        parts.append(_bullets(section.sentences))
     for figure in section.figures:
         parts += [f"![{escape(figure.caption)}](figures/{figure.name}.svg)", escape(figure.caption)]
+    if section.sentences:
+        parts.append(_bullets(section.sentences))
     for table in section.tables:
         parts += [f"**{escape(table.caption)}**", _table(table)]
     for examples in section.examples:
