@@ -96,3 +96,20 @@ def test_without_the_hub_the_sentence_says_what_to_do(monkeypatch):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     with pytest.raises(RecipeError, match=r"cannot be had from the Hub; give local ones with evaluation\.task_data"):
         load_tasks(["arc_easy"], None)
+
+
+def test_prompts_choices_and_answers_are_kept(model, items):
+    base, tokenizer = model
+    found = run_tasks(base, tokenizer, load_tasks(TASKS, items), limit=2, batch_size=4)
+    first = {task: texts[0] for task, (_, _, texts) in found.items()}
+    assert first["lambada_openai"] == {
+        "id": "0",
+        "text": "A man counts to the number 0 and then he stops",
+        "target": " counting",
+    }
+    assert first["hellaswag"]["text"] == "Someone counts to 0"
+    assert first["hellaswag"]["choices"] == [" and stops.", " and runs away.", " x", " y"]
+    assert first["hellaswag"]["target"] == " and stops."
+    assert first["arc_easy"]["text"] == "Question: Which number is 0?\nAnswer:"
+    assert first["arc_easy"]["target"] == " 0"
+    assert first["wikitext"] == {"id": "0", "text": "A short page about numbers. It has two sentences."}
