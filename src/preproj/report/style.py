@@ -43,15 +43,20 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Medium:
-    """Where figures are read: matplotlib's settings, and the widths of a narrow and a wide figure in inches."""
+    """Where figures are read: matplotlib's settings, and the widths of a narrow and a wide figure in inches.
+
+    `flat` is the height of a narrow figure over that of the same figure in the report.
+    """
 
     settings: Mapping[str, Any]
     narrow: float
     wide: float
+    flat: float = 1.0
 
     def drawing(self, height: float, *, wide: bool = False) -> Drawing:
-        """An empty figure of a height in inches."""
-        return Drawing(figsize=(self.wide if wide else self.narrow, height), layout="constrained")
+        """An empty figure of a height in inches, as the report has it."""
+        size = (self.wide, height) if wide else (self.narrow, self.flat * height)
+        return Drawing(figsize=size, layout="constrained")
 
     def context(self) -> AbstractContextManager[None]:
         """A context in which drawing follows this medium, not the reader's own matplotlib settings."""
@@ -68,6 +73,7 @@ PAPER = Medium(
     | dict.fromkeys(("pdf.fonttype", "ps.fonttype"), 42),
     narrow=3.25,
     wide=6.75,
+    flat=0.75,
 )
 """Print: one column, or both; 8 points; no background; fonts embedded as TrueType (type 42), as publishers ask."""
 
