@@ -62,6 +62,22 @@ def test_the_lead_is_told_with_its_interval_and_every_measure():
     assert found["What did it cost?"].details[1].startswith("lora: 10 parameters (10.00 %), 1 s, 1.00 GiB")
 
 
+def test_a_close_second_is_named_even_where_it_is_no_fair_comparison():
+    pairs = [pair("pre+skip", "lora", NO, NO, differs=("parameters",)), pair("pre+skip", "none", CLEAR, NO)]
+    _, found = answers(ROWS, pairs)
+    assert found["Which method won?"].details == (
+        "pre+skip: document perplexity 29.00 [28.00, 30.00]",
+        "lora: 29.50 [28.50, 30.50], no fair comparison",
+        "the untouched model: 30.00 [29.00, 31.00]",
+    )
+    assert found["By how much?"].details[0].endswith("the untouched model, the next that it may be compared with.")
+
+
+def test_no_winner_is_named_where_the_interval_includes_zero():
+    _, found = answers(ROWS, [pair("pre+skip", "lora", UNCLEAR, NO)])
+    assert found["Which method won?"].answer == "none clearly"
+
+
 @pytest.mark.parametrize(
     ("perplexity", "over_seeds", "answer"),
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from preproj.report import units
-from preproj.report.contest import Contest, Direction, contest, direction
+from preproj.report.contest import Contest, Direction, comparable, contest, direction
 from preproj.report.records import Interval, Pair, Run
 
 
@@ -57,13 +57,14 @@ def _title(run: Run, found: Contest) -> str:
 
 
 def _which(run: Run, found: Contest) -> Answer:
-    said = [f"{found.measure.label} {_score(run, found, found.first)}"]
-    said += [
-        f"{_name(run, other)}: {_score(run, found, other)}"
-        for other in dict.fromkeys((found.rival, run.baseline))
-        if other in found.ranked[1:]
-    ]
-    return Answer("Which method won?", _name(run, found.first), tuple(said))
+    said = [f"{_name(run, found.first)}: {found.measure.label} {_score(run, found, found.first)}"]
+    for other in dict.fromkeys((*found.ranked[1:2], found.rival, run.baseline)):
+        if other in found.ranked[1:]:
+            pair = run.pair(found.first, other)
+            fair = "" if pair and comparable(run, pair) else ", no fair comparison"
+            said.append(f"{_name(run, other)}: {_score(run, found, other)}{fair}")
+    unclear = found.lead is not None and found.lead.includes_zero
+    return Answer("Which method won?", "none clearly" if unclear else _name(run, found.first), tuple(said))
 
 
 def _how_much(run: Run, found: Contest) -> Answer:
@@ -101,7 +102,7 @@ def _real(run: Run, found: Contest) -> Answer:
     elif lead.over_seeds is None:
         answer = "for these items, yes"
         one = "One seed: what another seed would change is not known."
-        said.append(one if seeds == 1 else f"{seeds} seeds: too few for an interval over seeds.")
+        said.append(one if seeds == 1 else f"{seeds} seeds, without an interval over seeds.")
     else:
         _, low, high = units.difference(found.measure, lead.over_seeds)
         holds = not lead.over_seeds.includes_zero
