@@ -44,7 +44,7 @@ def draw_cost(run: Run, medium: Medium) -> Drawn | None:
     time.set_xlabel("training + evaluation (s)")
     better = "higher is better" if measure.higher_is_better else "lower is better"
     parameters.set_ylabel(f"{measure.label}{' (%)' if measure.kind == 'accuracy' else ''}\n{better}")
-    add_legend(drawing, run, list(scores), medium, {})
+    add_legend(drawing, run, list(scores), {})
     seeds = " Means over seeds." if run.several_seeds else ""
     return Drawn(
         "Cost against quality",

@@ -43,7 +43,7 @@ def draw_curves(run: Run, medium: Medium) -> Drawn | None:
     axes.set_ylabel("training loss (nats per token)")
     axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
     axes.margins(x=0.01)
-    add_legend(drawing, run, list(dict.fromkeys(row.method for row, _ in trained)), medium, {})
+    add_legend(drawing, run, list(dict.fromkeys(row.method for row, _ in trained)), {})
     every = max(-(-len(steps) // POINTS) for _, steps in trained)
     marks = (
         "One line per seed: a centred running mean."

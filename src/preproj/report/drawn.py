@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.lines import Line2D
 
 from preproj.report.records import Run
-from preproj.report.style import Medium, Style, styles
+from preproj.report.style import Style, styles
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,13 @@ def mark(style: Style) -> Line2D:
     return Line2D([], [], color=style.colour, linestyle=style.line, marker=style.marker, linewidth=1.8, markersize=5)
 
 
-def add_legend(drawing: Drawing, run: Run, methods: list[str], medium: Medium, more: dict[str, Line2D]) -> None:
+def add_legend(drawing: Drawing, run: Run, methods: list[str], more: dict[str, Line2D]) -> None:
     """Names methods below a drawing, in as many columns as fit.
 
     Args:
         drawing: The drawing.
         run: Its run.
         methods: The methods in it.
-        medium: Where it is read.
         more: Further marks by their names.
     """
     look = styles(run.methods)

@@ -91,7 +91,7 @@ def draw_layers(run: Run, medium: Medium, figure: LayerFigure) -> Drawn | None:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("layer, from the input up")
     axes.set_ylabel(figure.label)
-    add_legend(drawing, run, methods, medium, more)
+    add_legend(drawing, run, methods, more)
     seeds_said = " Bold lines are means over seeds, faint lines the seeds." if run.several_seeds else ""
     return Drawn(
         figure.title,
