@@ -1,10 +1,11 @@
 """What all tests share.
 
-Real data: tests marked `data` read the folder named by PREPROJ_DATA, and are deselected where it is not set; the
-summary counts them, also where several processes run the tests.
+Tests marked `data` read the folder named by PREPROJ_DATA, those marked `browser` open pages in the machine's Chromium;
+both are deselected where it is missing, and the summary counts them, also where several processes run the tests.
 """
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +15,45 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}"
-
-
-WITHOUT_DATA = pytest.StashKey[int]()
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+WAITING = pytest.StashKey[dict[str, int]]()
+MISSING = {
+    "data": "of real data deselected: PREPROJ_DATA is not set",
+    "browser": "in a browser deselected: no Chromium is on this machine",
+}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "PREPROJ_DATA" in os.environ:
-        return
-    without = [item for item in items if item.get_closest_marker("data")]
-    if without:
+    here = {"data": "PREPROJ_DATA" in os.environ, "browser": CHROMIUM is not None}
+    waiting = {}
+    for marker in (marker for marker in MISSING if not here[marker]):
+        without = [item for item in items if item.get_closest_marker(marker)]
         config.hook.pytest_deselected(items=without)
-        items[:] = [item for item in items if not item.get_closest_marker("data")]
-        config.stash[WITHOUT_DATA] = len(without)
-        if hasattr(config, "workeroutput"):  # a process of pytest-xdist, whose summary nobody sees
-            config.workeroutput["without_data"] = len(without)
+        items[:] = [item for item in items if not item.get_closest_marker(marker)]
+        waiting[marker] = len(without)
+    config.stash[WAITING] = waiting
+    if hasattr(config, "workeroutput"):  # a process of pytest-xdist, whose summary nobody sees
+        config.workeroutput["waiting"] = waiting
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Take over what a process of pytest-xdist counted; all count the same tests."""
-    node.config.stash[WITHOUT_DATA] = getattr(node, "workeroutput", {}).get("without_data", 0)
+    node.config.stash[WAITING] = getattr(node, "workeroutput", {}).get("waiting", {})
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say how many tests wait for real data."""
-    if count := config.stash.get(WITHOUT_DATA, 0):
-        terminalreporter.write_line(f"{count} tests of real data deselected: PREPROJ_DATA is not set")
+    """Say how many tests wait for something that is not here."""
+    for marker, count in config.stash.get(WAITING, {}).items():
+        if count:
+            terminalreporter.write_line(f"{count} tests {MISSING[marker]}")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of the machine's Chromium."""
+    assert CHROMIUM is not None  # else the test is deselected
+    return CHROMIUM
 
 
 @pytest.fixture(scope="session")

@@ -136,6 +136,28 @@ def probe(
         raise typer.Exit(1)
 
 
+@app.command()
+def figures(
+    run: Annotated[Path, typer.Argument(help="Folder that `preproj probe` wrote.")],
+    file_format: Annotated[str, typer.Option("--format", help="pdf, svg or png.")] = "svg",
+    style: Annotated[str, typer.Option(help="report; or paper: 3.25 and 6.75 inches wide, 8 points.")] = "report",
+    out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("figures"),
+) -> None:
+    """Write every figure of a RUN as a file, with captions that state n, seeds and protocol."""
+    from preproj.report import ReportError, write_figures
+
+    try:
+        written = write_figures(run, out, file_format, style)
+    except ReportError as error:
+        typer.echo(f"preproj: {error}", err=True)
+        raise typer.Exit(2) from error
+    except OSError as error:
+        typer.echo(f"preproj: {error.filename or out}: {error.strerror or error}.", err=True)
+        raise typer.Exit(1) from error
+    for path in written:
+        typer.echo(path)
+
+
 def _quiet() -> None:
     transformers_logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")

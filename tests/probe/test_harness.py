@@ -40,25 +40,25 @@ def test_scores_are_those_of_the_harness(model, items):
     lm = HFLM(pretrained=base, tokenizer=tokenizer, batch_size=1)
     theirs = simple_evaluate(model=lm, tasks=list(load_tasks(TASKS, items).values()), bootstrap_iters=0)["results"]
     compared = 0
-    for task, (kinds, rows) in found.items():
+    for task, (kinds, rows, _) in found.items():
         for metric, kind in kinds.items():
             total, weight = (sum(column) for column in zip(*(row[metric] for row in rows), strict=True))
             value = math.exp(total / weight) if kind == "perplexity" else total / weight
             assert value == pytest.approx(theirs[task][f"{metric},none"], rel=1e-5), (task, metric)
             compared += 1
     assert compared == 8  # acc and perplexity; acc and acc_norm, twice; words and bytes
-    assert [len(rows) for _, rows in found.values()] == [12, 6, 9, 2]
+    assert [len(rows) for _, rows, _ in found.values()] == [12, 6, 9, 2]
 
 
 def test_a_limit_takes_the_first_items(model, items):
     base, tokenizer = model
-    ((_, rows),) = run_tasks(base, tokenizer, load_tasks(["arc_easy"], items), limit=4, batch_size=4).values()
+    ((_, rows, _),) = run_tasks(base, tokenizer, load_tasks(["arc_easy"], items), limit=4, batch_size=4).values()
     assert [row["id"] for row in rows] == ["0", "1", "2", "3"]
 
 
 def test_our_document_perplexity_is_that_of_the_harness(model, items):
     base, tokenizer = model
-    ((_, rows),) = run_tasks(base, tokenizer, load_tasks(["wikitext"], items), limit=None, batch_size=1).values()
+    ((_, rows, _),) = run_tasks(base, tokenizer, load_tasks(["wikitext"], items), limit=None, batch_size=1).values()
     context = base.config.max_position_embeddings - 1  # the harness reads one token less than the model can
     base.eval()
     for row, page in zip(rows, WIKITEXT, strict=True):
@@ -96,3 +96,20 @@ def test_without_the_hub_the_sentence_says_what_to_do(monkeypatch):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     with pytest.raises(RecipeError, match=r"cannot be had from the Hub; give local ones with evaluation\.task_data"):
         load_tasks(["arc_easy"], None)
+
+
+def test_prompts_choices_and_answers_are_kept(model, items):
+    base, tokenizer = model
+    found = run_tasks(base, tokenizer, load_tasks(TASKS, items), limit=2, batch_size=4)
+    first = {task: texts[0] for task, (_, _, texts) in found.items()}
+    assert first["lambada_openai"] == {
+        "id": "0",
+        "text": "A man counts to the number 0 and then he stops",
+        "target": " counting",
+    }
+    assert first["hellaswag"]["text"] == "Someone counts to 0"
+    assert first["hellaswag"]["choices"] == [" and stops.", " and runs away.", " x", " y"]
+    assert first["hellaswag"]["target"] == " and stops."
+    assert first["arc_easy"]["text"] == "Question: Which number is 0?\nAnswer:"
+    assert first["arc_easy"]["target"] == " 0"
+    assert first["wikitext"] == {"id": "0", "text": "A short page about numbers. It has two sentences."}

@@ -39,6 +39,8 @@ def write_run(
     last_word: bool = True,
     precision: dict[str, Any] | None = None,
     published: dict[str, Any] | None = None,
+    steps: int = 60,
+    layers: int = 6,
 ) -> Path:
     """Writes the folder of a run whose cells have the numbers above, shifted a little by seed."""
     folder.mkdir(parents=True)
@@ -54,7 +56,7 @@ def write_run(
             row |= _numbers(method, seed)
             if not last_word:
                 del row["scores"]["last_word/acc"]
-            _write_cell(folder / "cells" / method / f"seed{seed}", method, seed, row)
+            _write_cell(folder / "cells" / method / f"seed{seed}", method, seed, row, steps, layers)
         rows.append(row)
     finished = [m for m in methods if m not in failed and m not in missing]
     names = [name for name in MEASURES if last_word or name != "last_word/acc"]
@@ -148,9 +150,9 @@ def _numbers(method: str, seed: int) -> dict[str, Any]:
     }
 
 
-def _write_cell(cell: Path, method: str, seed: int, row: dict[str, Any]) -> None:
+def _write_cell(cell: Path, method: str, seed: int, row: dict[str, Any], steps: int, layers: int) -> None:
     cell.mkdir(parents=True)
-    steps = 60 if method != "none" else 0
+    steps = steps if method != "none" else 0
     metrics = {key: row[key] for key in ("method", "seed", "notes", "learning_rate", "tokens")} | {
         "trainable_parameters": row["trainable_parameters"],
         "total_parameters": BASE + row["trainable_parameters"],
@@ -164,9 +166,10 @@ def _write_cell(cell: Path, method: str, seed: int, row: dict[str, Any]) -> None
         "tokens_per_second": row["tokens_per_second"],
         "peak_memory_bytes": row["peak_memory_bytes"],
         "measures": {"document": {"perplexity": "perplexity"}, "last_word": {"acc": "accuracy"}},
-        "layers": _layers(method, seed),
+        "layers": _layers(method, seed, layers),
     }
     write_json(cell / "metrics.json", metrics)
+    _write_items(cell, method)
     if steps:
         chance = random.Random(f"{method}{seed}")
         target = math.log(row["scores"]["document/perplexity"])
@@ -180,10 +183,35 @@ def _write_cell(cell: Path, method: str, seed: int, row: dict[str, Any]) -> None
             }
             for step in range(1, steps + 1)
         ]
-        (cell / "training.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+        _write_lines(cell / "training.jsonl", lines)
 
 
-def _layers(method: str, seed: int) -> list[dict[str, Any]]:
+ITEMS = 8
+
+
+def _write_items(cell: Path, method: str) -> None:
+    """Item i is right where bit i of a number is set, one for each method; losses differ from method to method."""
+    number = {"lora": 0b00001111, "pre+skip": 0b10000111}.get(method, 0b01010101)
+    (cell / "items").mkdir()
+    rows = {
+        "document": [
+            {"id": f"page{i}", "group": f"page{i}", "perplexity": [30.0 + i * len(method), 10]} for i in range(ITEMS)
+        ],
+        "last_word": [
+            {"id": f"page{i}#0", "group": f"page{i}", "target": f" word{i}", "acc": [float(number >> i & 1), 1]}
+            | {"predicted": f" word{i}" if number >> i & 1 else f" slip{i}", "log_probability": -1.0}
+            for i in range(ITEMS)
+        ],
+    }
+    for task, items in rows.items():
+        _write_lines(cell / "items" / f"{task}.jsonl", items)
+
+
+def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+
+
+def _layers(method: str, seed: int, layers: int) -> list[dict[str, Any]]:
     skip, pre = "skip" in method, "pre" in method
     return [
         {
@@ -194,11 +222,14 @@ def _layers(method: str, seed: int) -> list[dict[str, Any]]:
             "skip_to_attention": 0.09 + 0.02 * layer if skip else None,
             "pre_to_input": 0.31 - 0.01 * layer if pre else None,
         }
-        for layer in range(6 if skip or pre else 0)
+        for layer in range(layers if skip or pre else 0)
     ]
 
 
 def _write_record(folder: Path, methods: Sequence[str], seeds: Sequence[int]) -> None:
+    (folder / "texts").mkdir()
+    texts = [{"id": f"page{i}#0", "text": f"Passage {i} ends in <b>this</b>"} for i in range(ITEMS)]
+    _write_lines(folder / "texts" / "last_word.jsonl", texts)
     recipe = {"name": folder.name, "methods": list(methods), "seeds": list(seeds)}
     (folder / "recipe.yaml").write_text(json.dumps(recipe, indent=2), encoding="utf-8")
     write_json(

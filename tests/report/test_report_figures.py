@@ -1,12 +1,16 @@
 """The figures: well-formed, named, marked alike everywhere, and true to the numbers."""
 
+import csv
+import json
 import re
+from io import StringIO
 from xml.etree import ElementTree
 
 import matplotlib
 import pytest
 
-from preproj.report.figures import figures, running_mean
+from preproj.report.curves_figure import POINTS, running_mean
+from preproj.report.figures import figures
 from preproj.report.load import load
 from preproj.report.style import KNOWN, SPARE, styles
 
@@ -27,6 +31,7 @@ def words(svg: str) -> list[str]:
     [
         ("headline", {"none", "pre", "skip", "pre+skip", "lora"}),
         ("learning-curves", {"pre", "skip", "pre+skip", "lora"}),
+        ("cost-quality", {"none", "pre", "skip", "pre+skip", "lora"}),
         ("skip-norm", {"skip", "pre+skip"}),
         ("skip-to-attention", {"skip", "pre+skip"}),
         ("pre-to-input", {"pre", "pre+skip"}),
@@ -84,10 +89,28 @@ def test_unknown_methods_get_looks_of_their_own():
     assert look == {"other": SPARE[0], "lora": KNOWN["lora"], "third": SPARE[1]}
 
 
-@pytest.mark.parametrize("part", ["colour", "marker", "line", "hatch"])
+@pytest.mark.parametrize("part", ["colour", "marker", "line"])
 def test_each_part_of_the_look_alone_tells_methods_apart(part):
-    looks = [getattr(style, part) for method, style in KNOWN.items() if part != "hatch" or method != "none"]
+    looks = [getattr(style, part) for style in (*KNOWN.values(), *SPARE)]
     assert len(set(looks)) == len(looks)
+
+
+def test_the_numbers_of_a_figure_are_those_of_the_files(drawn, demo):
+    metrics = json.loads((demo / "cells/pre+skip/seed0/metrics.json").read_text())
+    rows = [row for row in csv.DictReader(StringIO(drawn["skip-norm"].csv)) if row["method"] == "pre+skip"]
+    assert [float(row["‖W_skip‖"]) for row in rows] == [layer["skip_norm"] for layer in metrics["layers"]]
+    (cost,) = (row for row in csv.DictReader(StringIO(drawn["cost-quality"].csv)) if row["method"] == "pre+skip")
+    assert float(cost["trainable parameters"]) == metrics["trainable_parameters"]
+    assert float(cost["seconds"]) == metrics["seconds"]["total"]
+    assert float(cost["document perplexity"]) == 31.83
+
+
+def test_a_long_training_is_drawn_by_some_of_its_steps(build_run):
+    curves = figures(load(build_run(methods=["skip", "lora"], steps=5 * POINTS)))[1]
+    rows = [row for row in csv.DictReader(StringIO(curves.csv)) if row["method"] == "lora"]
+    assert [int(row["tokens"]) for row in rows[:3]] == [13_653, 6 * 13_653, 11 * 13_653]
+    assert len(rows) == POINTS
+    assert "Thin: each 5th step" in curves.caption
 
 
 def test_running_mean_is_centred():

@@ -22,8 +22,13 @@ def shown(number: float, name: str, *, signed: bool = False) -> str:
 
 def cell(interval: dict, name: str, *, signed: bool = False) -> str:
     middle, low, high = (shown(interval[end], name, signed=signed) for end in ("value", "low", "high"))
-    wording = "\nnot distinguishable" if signed and interval["low"] <= 0 <= interval["high"] else ""
-    return f"{middle}\n[{low}, {high}]{wording}"
+    return f"{middle}\n[{low}, {high}]" + (f"\n{verdict(interval, name)}" if signed else "")
+
+
+def verdict(interval: dict, name: str) -> str:
+    if interval["low"] <= 0 <= interval["high"]:
+        return "not distinguishable"
+    return "better" if (interval["high"] < 0) == (name == "document/perplexity") else "worse"
 
 
 def expected_scores(folder: Path) -> dict[str, list[str]]:
@@ -136,7 +141,7 @@ def test_interactions_have_their_table(build_run):
     summary["interactions"] = [{"name": "pre × skip", "differences": gain}]
     (folder / "summary.json").write_text(json.dumps(summary))
     table = Page(write_report(folder).read_text()).tables[-1]
-    assert table[1] == ["pre × skip", "+0.50\n[+0.10, +0.90]", "–"]
+    assert table[1] == ["pre × skip", "+0.50\n[+0.10, +0.90]\nworse", "–"]
 
 
 def test_whatever_else_differs_in_a_pair_stands_in_its_row(build_run):

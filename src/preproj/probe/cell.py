@@ -7,7 +7,7 @@ writes the cell's folder, and prints its progress, one number of :func:`work_uni
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from preproj.analysis import analyze
 from preproj.probe.base import load_model, load_tokenizer, resolve_base
 from preproj.probe.corpus import RETENTION
 from preproj.probe.environment import peak_memory_bytes
-from preproj.probe.evaluation import score_document, score_last_word, score_stream
+from preproj.probe.evaluation import score_document, score_last_word, score_stream, stream_parts
 from preproj.probe.files import write_json
 from preproj.probe.fit import TRAINING_WORK, fit
 from preproj.probe.harness import load_tasks, run_tasks
@@ -27,6 +27,7 @@ from preproj.probe.prepared import Prepared
 from preproj.probe.process import Progress, start_process
 from preproj.probe.recipe import Evaluation, Recipe, parse_recipe
 from preproj.probe.scores import Kind, write_items
+from preproj.probe.texts import beginning, ending, write_texts
 from preproj.probe.trackers import keep_wandb_in
 from preproj.probe.training import NonFiniteLossError
 from preproj.probe.tuning import cell_settings, objective
@@ -90,7 +91,7 @@ def run_cell(run: Path, method: str, seed: int) -> None:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         write_json(folder / "failed.json", {"method": method, "seed": seed, "step": error.step, "reason": str(error)})
         return
-    result = _evaluate(attached.model.eval(), load_tokenizer(base), recipe, prepared, folder, progress)
+    result = _evaluate(attached.model.eval(), load_tokenizer(base), recipe, prepared, run, folder, progress)
     layers, parts = [], parse_method(method)
     if parts.pre or parts.skip:
         documents = prepared.documents(recipe.evaluation.split)[:LAYER_DOCUMENTS]
@@ -118,9 +119,15 @@ def run_cell(run: Path, method: str, seed: int) -> None:
 
 
 def _evaluate(
-    model: PreTrainedModel, tokenizer: Any, recipe: Recipe, prepared: Prepared, folder: Path, progress: Progress
+    model: PreTrainedModel,
+    tokenizer: Any,
+    recipe: Recipe,
+    prepared: Prepared,
+    run: Path,
+    folder: Path,
+    progress: Progress,
 ) -> dict[str, Any]:
-    """Score everything the recipe asks for, write the items, and return what metrics.json says about them."""
+    """Score everything the recipe asks for, write items and texts, and return what metrics.json says about them."""
     evaluation = recipe.evaluation
     started = time.perf_counter()
     measures: dict[str, dict[str, Kind]] = {}
@@ -130,6 +137,7 @@ def _evaluate(
     for name, (protocol, split) in texts.items():
         items = list(perplexity_items(model, tokenizer, protocol, prepared, split, evaluation, progress))
         write_items(folder, name, items)
+        write_texts(run, name, _texts(tokenizer, protocol, prepared, split, evaluation))
         measures[name] = {metric: "perplexity" for metric in items[0] if metric.endswith("perplexity")}
     if prepared.passages:
         items = []
@@ -138,11 +146,14 @@ def _evaluate(
             items.append({"id": passage.id, "group": passage.document, "target": passage.target, **score})
             progress.add(PASSAGE_WORK)
         write_items(folder, "last_word", items)
+        write_texts(run, "last_word", ({"id": one.id, "text": ending(one.context)} for one in prepared.passages))
         measures["last_word"] = {"acc": "accuracy"}
     if evaluation.tasks:
         tasks = load_tasks(evaluation.tasks, evaluation.task_data)
-        for name, (kinds, items) in run_tasks(model, tokenizer, tasks, evaluation.limit, evaluation.batch_size).items():
+        found = run_tasks(model, tokenizer, tasks, evaluation.limit, evaluation.batch_size)
+        for name, (kinds, items, prompts) in found.items():
             write_items(folder, name, items)
+            write_texts(run, name, prompts)
             measures[name] = kinds
     return {"measures": measures, "seconds": {"evaluate": time.perf_counter() - started}}
 
@@ -175,6 +186,18 @@ def perplexity_items(
         for item in score_stream(model, tokenizer, prepared.held_out(split), evaluation):
             yield item
             progress.add(evaluation.stride)
+
+
+def _texts(
+    tokenizer: Any, protocol: str, prepared: Prepared, split: str, evaluation: Evaluation
+) -> Iterator[dict[str, Any]]:
+    """Yield what the items of a perplexity begin with."""
+    if protocol == "document":
+        parts: Iterable[tuple[str, list[int]]] = prepared.documents(split)
+    else:
+        parts = stream_parts(tokenizer, prepared.held_out(split), evaluation)
+    for name, ids in parts:
+        yield {"id": name, "text": beginning(tokenizer.decode(ids))}
 
 
 def main(run: str, method: str, seed: str) -> None:

@@ -108,14 +108,29 @@ def score_stream(
         documents: rows with ``input_ids``.
         evaluation: context, stride and the largest number of windows.
     """
+    for name, whole, (begin, end, first) in _stream_windows(tokenizer, documents, evaluation):
+        loss = _loss(model, whole, begin, end, first)
+        yield {"id": name, "group": name, "perplexity": [loss, end - first]}
+
+
+def stream_parts(
+    tokenizer: Tokenizer, documents: Iterable[dict[str, Any]], evaluation: Evaluation
+) -> Iterator[tuple[str, list[int]]]:
+    """Yield the id of each window of :func:`score_stream` with the tokens that are scored in it."""
+    for name, whole, (_, end, first) in _stream_windows(tokenizer, documents, evaluation):
+        yield name, whole[first:end]
+
+
+def _stream_windows(
+    tokenizer: Tokenizer, documents: Iterable[dict[str, Any]], evaluation: Evaluation
+) -> Iterator[tuple[str, list[int], tuple[int, int, int]]]:
     whole = [prefix_token(tokenizer)]
     for document in documents:
         whole += document["input_ids"]
-    for number, (begin, end, first) in enumerate(windows(len(whole), evaluation.context, evaluation.stride)):
+    for number, window in enumerate(windows(len(whole), evaluation.context, evaluation.stride)):
         if number == evaluation.windows:
             return
-        loss = _loss(model, whole, begin, end, first)
-        yield {"id": str(number), "group": str(number), "perplexity": [loss, end - first]}
+        yield str(number), whole, window
 
 
 def score_last_word(model: PreTrainedModel, tokenizer: Tokenizer, context: str, target: str) -> dict[str, Any]:

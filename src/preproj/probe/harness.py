@@ -13,6 +13,7 @@ from typing import Any
 from preproj.probe.errors import RecipeError
 from preproj.probe.recipe import Evaluation
 from preproj.probe.scores import Kind
+from preproj.probe.texts import CHOICE, beginning, ending
 
 # The fields that the harness's own tasks read, so that a wrong file is named before anything runs.
 FIELDS = {
@@ -115,7 +116,7 @@ def _local(name: str, folder: Path) -> tuple[dict[str, Any], str | None]:
 
 def run_tasks(
     model: Any, tokenizer: Any, tasks: dict[str, Any], limit: int | None, batch_size: int
-) -> dict[str, tuple[dict[str, Kind], list[dict[str, Any]]]]:
+) -> dict[str, tuple[dict[str, Kind], list[dict[str, Any]], list[dict[str, Any]]]]:
     """Evaluate a model on tasks, zero-shot unless a task says otherwise.
 
     Args:
@@ -126,7 +127,7 @@ def run_tasks(
         batch_size: requests per forward pass.
 
     Returns:
-        By task: the kind of each metric, and the items (see ``scores.py``).
+        By task: the kind of each metric, the items (see ``scores.py``), and their texts (see ``texts.py``).
     """
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
@@ -138,7 +139,27 @@ def run_tasks(
     finally:
         model.train(training)
     assert found is not None  # None only on other processes than the first
-    return {name: _items(tasks[name], found["samples"][name]) for name in tasks}
+    samples = found["samples"]
+    return {name: (*_items(tasks[name], samples[name]), _texts(samples[name])) for name in tasks}
+
+
+def _texts(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the prompt, the choices and the right answer of every sample, clipped."""
+    texts: dict[str, dict[str, Any]] = {}
+    for sample in samples:
+        requests = [[str(argument) for argument in request] for request in sample["arguments"]]
+        prompt, *continuation = requests[0]
+        text: dict[str, Any] = {"id": str(sample["doc_id"])}
+        if not continuation:  # a whole text is scored
+            texts[text["id"]] = text | {"text": beginning(prompt)}
+            continue
+        text["text"], target = ending(prompt), sample["target"]
+        if len(requests) > 1:
+            text["choices"] = [beginning(request[1], CHOICE) for request in requests]
+            if isinstance(target, int) and 0 <= target < len(requests):
+                target = requests[target][1]
+        texts[text["id"]] = text | {"target": beginning(str(target), CHOICE)}
+    return list(texts.values())
 
 
 def _items(task: Any, samples: list[dict[str, Any]]) -> tuple[dict[str, Kind], list[dict[str, Any]]]:

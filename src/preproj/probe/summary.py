@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from preproj.probe.cell import cell_folder
+from preproj.probe.cell import LAYER_DOCUMENTS, cell_folder
 from preproj.probe.corpus import RETENTION
 from preproj.probe.evaluation import PROTOCOLS, perplexity_protocol
 from preproj.probe.files import read_json, write_json
@@ -110,6 +110,11 @@ def _protocol(recipe: Recipe, measures: list[dict[str, Any]]) -> dict[str, str]:
         said[RETENTION] = perplexity_protocol("document", evaluation, RETENTION)
     if evaluation.passages:
         said["last_word"] = RULE
+    if any((parts := parse_method(method)).pre or parts.skip for method in recipe.methods):
+        said["layers"] = (
+            f"Measures of layers are means over the tokens of the first {LAYER_DOCUMENTS} documents that are scored "
+            f"({evaluation.split} split)."
+        )
     if evaluation.tasks:
         said["tasks"] = task_protocol(evaluation)
     return said | {"dtype": f"Base weights in {recipe.model.dtype}, new weights in float32.", "intervals": INTERVALS}

@@ -7,15 +7,17 @@ from pathlib import Path
 
 from rich.console import Console
 
+from preproj.report.examples import examples
 from preproj.report.fields import ReportError
-from preproj.report.figures import NAMES
+from preproj.report.figure_files import write_figures
+from preproj.report.figures import FIGURES
 from preproj.report.html import render_html
 from preproj.report.load import load
 from preproj.report.markdown import render_markdown
 from preproj.report.page import build_page
 from preproj.report.terminal import print_run
 
-__all__ = ["ReportError", "print_table", "write_report"]
+__all__ = ["ReportError", "print_table", "write_figures", "write_report"]
 
 
 def write_report(run_dir: Path) -> Path:
@@ -30,11 +32,12 @@ def write_report(run_dir: Path) -> Path:
     Raises:
         ReportError: If a file of the run is missing, wrong, or of a newer format.
     """
-    page = build_page(load(run_dir))
+    run = load(run_dir)
+    page = build_page(run, examples(run, run_dir))
     folder = run_dir / "figures"
     folder.mkdir(exist_ok=True)
-    drawn = {figure.name: figure.svg for figure in page.figures}
-    for name in NAMES:
+    drawn = {figure.name: figure.svg for section in page.sections for figure in section.figures}
+    for name in FIGURES:
         path = folder / f"{name}.svg"
         if name in drawn:
             _write(path, drawn[name])

@@ -67,6 +67,15 @@ class Fields:
         assert isinstance(value, list)
         return tuple(Fields({key: entry}, self.where).text(key) for entry in value)
 
+    def pair(self, key: str) -> tuple[float, float]:
+        """A pair of numbers."""
+        value = self._get(key, "a pair of numbers", (list,))
+        assert isinstance(value, list)
+        if len(value) != 2:
+            raise ReportError(f"{self.where}: {key!r} should be a pair of numbers, not {value!r}; {AGAIN}.")
+        first, second = (Fields({key: entry}, self.where).number(key) for entry in value)
+        return first, second
+
     def child(self, key: str) -> Fields:
         """An object inside this one."""
         return Fields(self._get(key, "an object", (dict,)), f"{self.where}: {key!r}")
@@ -132,7 +141,8 @@ def read_lines(path: Path) -> tuple[Fields, ...]:
     Raises:
         ReportError: If the file is missing or a line is not a JSON object.
     """
-    lines = read_text(path).splitlines()
+    # Not splitlines(): text in JSON may hold other line ends, such as U+2028.
+    lines = [line for line in read_text(path).split("\n") if line]
     return tuple(_parse(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from preproj.report import units
+from preproj.report.contest import comparable, contest, direction
 from preproj.report.records import Interval, Measure, Pair, Run
 
 SUBJECTS = ("pre+skip", "skip", "pre")
@@ -10,6 +11,18 @@ SUBJECTS = ("pre+skip", "skip", "pre")
 
 NOUNS = {"parameters": "trainable parameters", "dtype": "dtypes", "device": "devices", "data": "training tokens"}
 """What else may differ between the methods of a pair."""
+
+
+def warnings(run: Run) -> tuple[str, ...]:
+    """What a reader must know before any result.
+
+    Args:
+        run: The run.
+
+    Returns:
+        Sentences on damage of the run's dtype and on an untouched model that is not what others measured.
+    """
+    return (*([run.precision_warning] if run.precision_warning else []), *_other_baselines(run))
 
 
 def headline(run: Run) -> tuple[str, ...]:
@@ -21,15 +34,14 @@ def headline(run: Run) -> tuple[str, ...]:
     Returns:
         The sentences, the most important first.
     """
-    warnings = (*([run.precision_warning] if run.precision_warning else []), *_other_baselines(run))
     if not run.scores:
-        return (*warnings, "No cell of this run has finished, so there is nothing to report yet.")
+        return ("No cell of this run has finished, so there is nothing to report yet.",)
     sentences = _best(run)
     subject = _subject(run)
     for other in dict.fromkeys((run.baseline, run.reference)):
         if other is not None and subject not in (other, run.baseline):
             sentences += _against(run, subject, other)
-    return (*warnings, *(sentences or _values(run)), *_unfinished(run))
+    return (*(sentences or _values(run)), *_unfinished(run))
 
 
 def _other_baselines(run: Run) -> list[str]:
@@ -57,61 +69,38 @@ def _subject(run: Run) -> str:
 
 def _best(run: Run) -> list[str]:
     """Name the best method of the first measure, with its lead over the next."""
-    if len(run.scores) < 2 or not run.measures:
+    found = contest(run)
+    if found is None or len(found.ranked) < 2:
         return []
-    measure = run.measures[0]
-    ranked = sorted(
-        (method for method in run.scores if measure.name in run.scores[method]),
-        key=lambda method: run.scores[method][measure.name].value,
-        reverse=measure.higher_is_better,
-    )
-    if len(ranked) < 2:
-        return []
-    first = ranked[0]
+    measure, first, lead = found.measure, found.first, found.lead
     value = units.measured(measure, run.scores[first][measure.name].value)
-    size = f"{units.short(run.size(first))} trainable parameters"
-    said = f"Best in {measure.label}: {first} ({value}, {size})"
-    for second in ranked[1:]:
-        pair = run.pair(first, second)
-        lead = pair.differences.get(measure.name) if pair else None
-        if pair is None or lead is None or not _comparable(run, pair):
-            continue
-        middle, low, high = units.difference(measure, lead)
-        clear = "" if not lead.includes_zero else ", not distinguishable"
-        after = "next" if second == ranked[1] else "next comparable"
-        return [f"{said}; {after} {second} ({first} − {second}: {middle} [{low}, {high}]{clear})."]
-    return [f"{said}."]
-
-
-def _comparable(run: Run, pair: Pair) -> bool:
-    """Whether a headline may name a pair: one that differs in nothing, or in size only, from the untouched model."""
-    return not (pair.beside_size if run.baseline in (pair.ours, pair.theirs) else pair.differs)
+    said = f"Best in {measure.label}: {first} ({value}, {units.short(run.size(first))} trainable parameters)"
+    if lead is None:
+        return [f"{said}."]
+    middle, low, high = units.difference(measure, lead)
+    clear = "" if not lead.includes_zero else ", not distinguishable"
+    after = "next" if found.rival == found.ranked[1] else "next comparable"
+    return [f"{said}; {after} {found.rival} ({first} − {found.rival}: {middle} [{low}, {high}]{clear})."]
 
 
 def _against(run: Run, subject: str, other: str) -> list[str]:
     pair = run.pair(subject, other)
     if pair is None:
         return [f"{subject} cannot be compared with {other}: the run holds no finished pair of their cells."]
-    if not _comparable(run, pair):
+    if not comparable(run, pair):
         nouns = " and ".join(NOUNS.get(what, what) for what in pair.differs)
         return [
             f"{subject} and {other} are no matched pair, because their {nouns} differ ({_counts(run, pair)} "
             "trainable parameters): this run does not say which is better."
         ]
     name = f"the untouched model ({other})" if other == run.baseline else other
-    clauses: dict[str, list[str]] = {"better in": [], "worse in": [], "not distinguishable in": []}
+    clauses: dict[str, list[str]] = {"better": [], "worse": [], "not distinguishable": []}
     for measure in run.measures:
         if measure.name in pair.differences:
             difference = pair.differences[measure.name]
-            clauses[_direction(measure, difference)].append(_numbers(measure, difference))
-    said = "; ".join(f"{wording} {', '.join(found)}" for wording, found in clauses.items() if found)
+            clauses[direction(measure, difference)].append(_numbers(measure, difference))
+    said = "; ".join(f"{wording} in {', '.join(found)}" for wording, found in clauses.items() if found)
     return [f"{subject} against {name}: {said}.", *([] if other == run.baseline else [_verdict(run, pair, clauses)])]
-
-
-def _direction(measure: Measure, difference: Interval) -> str:
-    if difference.includes_zero:
-        return "not distinguishable in"
-    return "better in" if (difference.low > 0) == measure.higher_is_better else "worse in"
 
 
 def _numbers(measure: Measure, difference: Interval) -> str:
@@ -126,11 +115,11 @@ def _numbers(measure: Measure, difference: Interval) -> str:
 
 def _verdict(run: Run, pair: Pair, clauses: dict[str, list[str]]) -> str:
     """Say which of a matched pair wins."""
-    better, worse = clauses["better in"], clauses["worse in"]
+    better, worse = clauses["better"], clauses["worse"]
     if better and worse:
         said = f"The measures disagree, so neither of {pair.ours} and {pair.theirs} is simply the better one"
     elif better:
-        rest = ", and on none is it worse" if clauses["not distinguishable in"] else ""
+        rest = ", and on none is it worse" if clauses["not distinguishable"] else ""
         said = f"So {pair.ours} beats {pair.theirs} in this run{rest}"
     else:
         said = f"So {pair.ours} does not beat {pair.theirs} in this run"

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Drawing
 
 from preproj.report import units
+from preproj.report.drawn import Drawn
 from preproj.report.records import Interval, Measure, Run
-from preproj.report.style import INK, Style, styles
+from preproj.report.style import INK, Medium, Style, styles
 
 COLUMNS = 3
-"""Panels beside each other."""
+"""Panels beside each other, at most."""
+
+COLUMN_TITLES = (
+    *("measure", "method", "value", "low", "high"),
+    *("difference from the untouched model", "difference low", "difference high"),
+)
 
 
-def draw_headline(run: Run) -> tuple[Drawing, str] | None:
+def draw_headline(run: Run, medium: Medium) -> Drawn | None:
     """Draws every measure of every method as dots with whiskers, one panel a measure.
 
     Args:
         run: The run.
+        medium: Where the figure is read.
 
     Returns:
-        The drawing and its caption, or None if there are no two methods to set side by side. Without an
+        The figure, or None if there are no two methods to set side by side. Without an
         untouched model to compare with, the dots are the values themselves.
     """
     methods = list(run.scores)
@@ -30,9 +37,9 @@ def draw_headline(run: Run) -> tuple[Drawing, str] | None:
         return None
     compared = run.baseline in methods
     look = styles(run.methods)
-    columns = min(COLUMNS, len(run.measures))
-    lines = math.ceil(len(run.measures) / columns)
-    drawing = Drawing(figsize=(3.7 * columns, lines * (1.35 + 0.42 * len(methods))), layout="constrained")
+    lines = math.ceil(len(run.measures) / COLUMNS)
+    columns = math.ceil(len(run.measures) / lines)
+    drawing = medium.drawing(lines * (0.95 + 0.3 * len(methods)), wide=columns > 1)
     panels = drawing.subplots(lines, columns, sharey=True, squeeze=False).flat
     for axes, measure in zip(panels, run.measures, strict=False):
         for place, method in enumerate(methods):
@@ -46,16 +53,27 @@ def draw_headline(run: Run) -> tuple[Drawing, str] | None:
     first = drawing.axes[0]
     first.set_yticks(range(len(methods)), methods)
     first.set_ylim(len(methods) - 0.4, -0.6)
-    reading = " and ".join(
+    reading = ", ".join(
         f"{measure.label} ({'right' if measure.higher_is_better else 'left'} is better)" for measure in run.measures
     )
     seeds = " Means over seeds." if run.several_seeds else ""
-    if not compared:
-        return drawing, f"Each method's {reading}, with its 95 % interval over test items.{seeds}"
-    return drawing, (
+    caption = (
         f"Difference from the untouched model in {reading}, with its 95 % interval over test items. "
         f"The number beside a dot is the value itself.{seeds}"
+        if compared
+        else f"Each method's {reading}, with its 95 % interval over test items.{seeds}"
     )
+    tasks = dict.fromkeys(measure.task for measure in run.measures)
+    return Drawn("Every measure", caption, drawing, COLUMN_TITLES, tuple(_rows(run)), ("training", *tasks, "intervals"))
+
+
+def _rows(run: Run) -> Iterator[tuple[object, ...]]:
+    for measure in run.measures:
+        for method, scores in run.scores.items():
+            pair = run.pair(method, run.baseline)
+            ends = (scores.get(measure.name), pair.differences.get(measure.name) if pair else None)
+            numbers = [number for end in ends for number in ((end.value, end.low, end.high) if end else (None,) * 3)]
+            yield (measure.label, method, *numbers)
 
 
 def _interval(run: Run, measure: Measure, method: str, *, compared: bool) -> Interval | None:
@@ -75,7 +93,7 @@ def _interval(run: Run, measure: Measure, method: str, *, compared: bool) -> Int
 
 def _dot(axes: Axes, interval: Interval, value: str, style: Style, y: float) -> None:
     axes.plot([interval.low, interval.high], [y, y], color=style.colour, linewidth=1.8)
-    axes.plot(interval.value, y, marker=style.marker, color=style.colour, markersize=6.5)
+    axes.plot(interval.value, y, marker=style.marker, color=style.colour, markersize=6)
     axes.annotate(value, (interval.high, y), (7, 0), textcoords="offset points", va="center", fontsize=8)
 
 

@@ -203,7 +203,12 @@ def _interval(fields: Fields) -> Interval:
     p_holm, detectable = (
         fields.optional_number(name) if name in fields.data else None for name in ("p_holm", "detectable")
     )
-    return Interval(fields.number("value"), fields.number("low"), fields.number("high"), p_holm, detectable)
+    over_seeds = None
+    # Its ends are null where there are too few seeds.
+    if "over_seeds" in fields.data and (over := fields.child("over_seeds")).data.get("low") is not None:
+        over_seeds = Interval(over.number("mean"), over.number("low"), over.number("high"))
+    value, low, high = (fields.number(name) for name in ("value", "low", "high"))
+    return Interval(value, low, high, p_holm, detectable, over_seeds)
 
 
 def _tuning(fields: Fields) -> Tuning:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 
 from preproj.report.page import Page
-from preproj.report.tables import Cell, Table
+from preproj.report.records import Example, Examples
+from preproj.report.section import Section
+from preproj.report.table import Cell, Table
+from preproj.report.verdict import Answer
 
 
 def render_markdown(page: Page) -> str:
@@ -17,22 +20,59 @@ def render_markdown(page: Page) -> str:
     Returns:
         The text of the file; figures are linked as `figures/<name>.svg`.
     """
-    parts = [f"# {escape(page.title)}", escape(page.base)]
+    parts = [f"# {escape(page.verdict.title)}", f"{escape(page.title)}. {escape(page.base)}"]
     if page.note:
         parts.append(f"> **About this base model.** {escape(page.note)}")
-    parts += ["## Result", _bullets(page.headline)]
-    for table in page.tables:
-        parts += [f"**{escape(table.caption)}**", _table(table)]
-    parts += map(escape, page.footnotes)
-    if page.figures:
-        parts.append("## Figures")
-        for figure in page.figures:
-            parts += [f"![{escape(figure.caption)}](figures/{figure.name}.svg)", escape(figure.caption)]
+    parts += [f"> **{escape(warning)}**" for warning in page.warnings]
+    if page.verdict.answers:
+        parts.append("\n".join(map(_answer, page.verdict.answers)))
+    for section in page.sections:
+        parts += _section(section)
+        if section.sentences:
+            parts += map(escape, page.footnotes)
     parts += ["## How it was measured", _facts(page.protocol)]
     parts += ["## How to repeat it", "Save the recipe below as `recipe.yaml` (it lies beside this report), then:"]
     parts += [_code(page.command, "sh"), "### Recipe, every default filled in", _code(page.recipe, "yaml")]
     parts += ["### Corpus", _facts(page.corpus), "### Environment", _facts(page.environment)]
     return "\n\n".join(parts) + "\n"
+
+
+def _answer(answer: Answer) -> str:
+    verdicts = "; ".join(f"{label}: {verdict}" for label, verdict in answer.verdicts)
+    said = " ".join((*(_sentence(detail) for detail in answer.details), *([_sentence(verdicts)] if verdicts else [])))
+    return f"- {escape(answer.question)} **{escape(answer.answer)}**. {escape(said)}"
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."
+
+
+def _section(section: Section) -> list[str]:
+    parts = [f"## {escape(section.title)}"]
+    for figure in section.figures:
+        parts += [f"![{escape(figure.caption)}](figures/{figure.name}.svg)", escape(figure.caption)]
+    if section.sentences:
+        parts.append(_bullets(section.sentences))
+    for table in section.tables:
+        parts += [f"**{escape(table.caption)}**", _table(table)]
+    for examples in section.examples:
+        parts += _examples(examples)
+    return parts
+
+
+def _examples(examples: Examples) -> list[str]:
+    parts = [f"### {escape(examples.task)}", escape(examples.summary)]
+    for title, found in (("Won", examples.won), ("Lost", examples.lost)):
+        if found:
+            parts += [f"{title} by {escape(examples.ours)}:", "\n".join(map(_example, found))]
+    return parts
+
+
+def _example(example: Example) -> str:
+    answers = "; ".join(f"{answer.method}: {answer.words}" for answer in example.answers)
+    text = f" “{escape(example.text)}”" if example.text else ""
+    target = f" **{escape(example.target)}**" if example.target else ""
+    return f"- {escape(example.id)}:{text}{target} ({escape(answers)})"
 
 
 def escape(text: str) -> str:
@@ -58,7 +98,7 @@ def _table(table: Table) -> str:
 
 
 def _cell(cell: Cell) -> str:
-    return "<br>".join(escape(text) for text in (cell.text, *cell.details))
+    return "<br>".join(escape(text) for text in cell.lines)
 
 
 def _bullets(sentences: tuple[str, ...]) -> str:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from preproj.report import units
-from preproj.report.figures import Figure, figures
-from preproj.report.headline import headline
-from preproj.report.records import Run
-from preproj.report.tables import Table, footnotes, tables
+from preproj.report.headline import warnings
+from preproj.report.records import Examples, Run
+from preproj.report.section import Section, sections
+from preproj.report.style import styles
+from preproj.report.tables import footnotes
+from preproj.report.verdict import Verdict, verdict
 
 TABLE_LEGEND = (
     "Δ is this row minus the other; in brackets its 95 % interval. "
-    "“Not distinguishable” stands where the interval includes 0."
+    "“Better” and “worse” stand where the interval excludes 0, “not distinguishable” where it includes 0; where a row "
+    "names what else differs, they are no fair comparison."
 )
 COMMAND = "preproj probe recipe.yaml"
 
@@ -21,16 +25,19 @@ COMMAND = "preproj probe recipe.yaml"
 class Page:
     """Everything a report says.
 
-    `protocol` and the facts are pairs of a name and a text; `recipe` is a file's text, word for word.
+    `colours` are those of the methods in the figures, `protocol` and the facts are pairs of a name and a text; `recipe`
+    is a file's text, word for word.
     """
 
+    name: str
     title: str
     base: str
     note: str | None
-    headline: tuple[str, ...]
-    tables: tuple[Table, ...]
+    warnings: tuple[str, ...]
+    verdict: Verdict
+    sections: tuple[Section, ...]
     footnotes: tuple[str, ...]
-    figures: tuple[Figure, ...]
+    colours: Mapping[str, str]
     protocol: tuple[tuple[str, str], ...]
     corpus: tuple[tuple[str, str], ...]
     environment: tuple[tuple[str, str], ...]
@@ -38,24 +45,27 @@ class Page:
     command: str = COMMAND
 
 
-def build_page(run: Run) -> Page:
+def build_page(run: Run, examples: tuple[Examples, ...]) -> Page:
     """Collects what a report says about a run.
 
     Args:
         run: The run.
+        examples: Items won and lost.
 
     Returns:
         The report as data.
     """
     base = run.base
     return Page(
+        name=run.name,
         title=f"{run.name}: {base.name}",
         base=f"Base model {base.name}: {units.whole(base.parameters)} frozen parameters, {base.dtype}.",
         note=base.note,
-        headline=headline(run),
-        tables=tables(run),
+        warnings=warnings(run),
+        verdict=verdict(run),
+        sections=sections(run, examples),
         footnotes=numbered_footnotes(run),
-        figures=figures(run),
+        colours={method: style.colour for method, style in styles(run.methods).items()},
         protocol=_protocol(run),
         corpus=_corpus(run),
         environment=_environment(run),

@@ -26,6 +26,11 @@ class Measure:
         return f"{self.task} {self.metric.replace('_', ' ')}"
 
     @property
+    def unit(self) -> str:
+        """What a perplexity is over: tokens, words or bytes."""
+        return self.metric.removesuffix("perplexity").rstrip("_") or "token"
+
+    @property
     def higher_is_better(self) -> bool:
         """Whether more is better."""
         return self.kind == "accuracy"
@@ -33,13 +38,17 @@ class Measure:
 
 @dataclass(frozen=True)
 class Interval:
-    """A number with its 95 % interval; for a difference of two methods also its test."""
+    """A number with its 95 % interval; for a difference of two methods also its test.
+
+    `over_seeds` is the same difference with its interval over training seeds, where there are enough of them.
+    """
 
     value: float
     low: float
     high: float
     p_holm: float | None = None
     detectable: float | None = None
+    over_seeds: Interval | None = None
 
     @property
     def includes_zero(self) -> bool:
@@ -53,7 +62,8 @@ class Interval:
     @property
     def turned(self) -> Interval:
         """The same difference seen from the other side."""
-        return replace(self, value=-self.value, low=-self.high, high=-self.low)
+        over_seeds = self.over_seeds and self.over_seeds.turned
+        return replace(self, value=-self.value, low=-self.high, high=-self.low, over_seeds=over_seeds)
 
 
 @dataclass(frozen=True)
@@ -168,6 +178,58 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What one method said of an item; `right` is None where there is no right or wrong."""
+
+    method: str
+    said: str
+    right: bool | None
+
+    @property
+    def words(self) -> str:
+        """What it said, and whether it was right."""
+        said = self.said.strip() or "nothing"
+        return said if self.right is None else f"{said} ({'right' if self.right else 'wrong'})"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A held-out item and what two methods made of it; what the run folder does not hold is None."""
+
+    id: str
+    text: str | None
+    target: str | None
+    answers: tuple[Answer, Answer]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The items of a task that `ours` won and lost against `theirs`: how many of all, and a few of each."""
+
+    task: str
+    kind: Literal["accuracy", "perplexity"]
+    ours: str
+    theirs: str
+    seed: int | None
+    items: int
+    wins: int
+    losses: int
+    won: tuple[Example, ...]
+    lost: tuple[Example, ...]
+
+    @property
+    def summary(self) -> str:
+        """How often each of the two was ahead, in one sentence."""
+        ahead = "right where the other is wrong" if self.kind == "accuracy" else "the one with the lower loss"
+        seed = "" if self.seed is None else f" (seed {self.seed})"
+        same = self.items - self.wins - self.losses
+        return (
+            f"Of {self.items:,} items {self.ours} is {ahead} in {self.wins:,}, {self.theirs} in {self.losses:,}; in "
+            f"{same:,} they are even{seed}. Shown are those with the largest difference."
+        )
+
+
+@dataclass(frozen=True)
 class Base:
     """The frozen model under test."""
 
@@ -270,6 +332,11 @@ class Run:
     def size(self, method: str) -> int:
         """Trainable parameters of a method that has a finished cell."""
         return next(result.trainable_parameters for row, result in self.finished if row.method == method)
+
+    def seconds(self, method: str) -> float:
+        """Seconds that a cell of a method took, mean over its finished cells."""
+        found = [result.seconds for row, result in self.finished if row.method == method]
+        return sum(found) / len(found)
 
     @property
     def methods(self) -> tuple[str, ...]:

@@ -1,14 +1,15 @@
-"""The look of the figures: one colour, marker, line and hatch per method, in every figure."""
+"""The look of the figures: one colour, marker and line per method, in every figure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
 from itertools import cycle
+from typing import Any
 
 import matplotlib
 import matplotlib.style
@@ -31,10 +32,9 @@ SETTINGS = {
     "axes.axisbelow": True,
     "grid.linewidth": 0.5,
     "grid.alpha": 0.2,
-    "hatch.linewidth": 0.8,
+    "legend.frameon": False,
     "figure.facecolor": "none",
     "axes.facecolor": "none",
-    "legend.frameon": False,
     **dict.fromkeys(
         ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), INK
     ),
@@ -42,28 +42,68 @@ SETTINGS = {
 
 
 @dataclass(frozen=True)
+class Medium:
+    """Where figures are read: matplotlib's settings, and the widths of a narrow and a wide figure in inches.
+
+    `flat` is the height of a narrow figure over that of the same figure in the report.
+    """
+
+    settings: Mapping[str, Any]
+    narrow: float
+    wide: float
+    flat: float = 1.0
+
+    def drawing(self, height: float, *, wide: bool = False) -> Drawing:
+        """An empty figure of a height in inches, as the report has it."""
+        size = (self.wide, height) if wide else (self.narrow, self.flat * height)
+        return Drawing(figsize=size, layout="constrained")
+
+    def context(self) -> AbstractContextManager[None]:
+        """A context in which drawing follows this medium, not the reader's own matplotlib settings."""
+        return matplotlib.style.context(["default", dict(self.settings)])
+
+
+REPORT = Medium(SETTINGS, narrow=7.0, wide=9.6)
+"""The report's page."""
+
+PAPER = Medium(
+    SETTINGS
+    | dict.fromkeys(("font.size", "axes.labelsize", "axes.titlesize", "legend.fontsize"), 8)
+    | dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 7)
+    | dict.fromkeys(("pdf.fonttype", "ps.fonttype"), 42),
+    narrow=3.25,
+    wide=6.75,
+    flat=0.75,
+)
+"""Print: one column, or both; 8 points; no background; fonts embedded as TrueType (type 42), as publishers ask."""
+
+
+@dataclass(frozen=True)
 class Style:
-    """How one method is drawn; each of the four alone tells methods apart in black and white."""
+    """How one method is drawn; each of the three alone tells methods apart."""
 
     colour: str
     marker: str
     line: tuple[float, Sequence[float]]
-    hatch: str
 
 
-# Colours of Okabe and Ito, which colour-blind readers can tell apart.
+# Colours of Okabe and Ito, which colour-blind readers can tell apart; each is legible on white and on near-black.
 KNOWN = {
-    "none": Style(INK, "o", (0, (1, 2)), ""),
-    "pre": Style("#56B4E9", "s", (0, (5, 1.5)), "////"),
-    "skip": Style("#009E73", "^", (0, (6, 1.5, 1, 1.5)), "\\\\\\\\"),
-    "pre+skip": Style("#0072B2", "D", (0, ()), ""),
-    "lora": Style("#D55E00", "v", (0, (2, 1)), "xxx"),
-    "lora-qkv": Style("#E69F00", "P", (0, (4, 1, 1, 1, 1, 1)), "..."),
+    "none": Style(INK, "o", (0, (1, 2))),
+    "pre": Style("#56B4E9", "s", (0, (5, 1.5))),
+    "skip": Style("#009E73", "^", (0, (6, 1.5, 1, 1.5))),
+    "pre+skip": Style("#0072B2", "D", (0, ())),
+    "lora": Style("#D55E00", "v", (0, (2, 1))),
+    "lora-qkv": Style("#E69F00", "P", (0, (4, 1, 1, 1, 1, 1))),
 }
 SPARE = (
-    Style("#CC79A7", "X", (0, (9, 2)), "---"),
-    Style("#888888", "*", (0, (3, 3)), "+++"),
-    Style("#A6761D", "h", (0, (9, 2, 3, 2)), "|||"),
+    Style("#CC79A7", "X", (0, (9, 2))),
+    Style("#888888", "*", (0, (3, 3))),
+    Style("#A6761D", "h", (0, (9, 2, 3, 2))),
+    Style("#AA4499", "<", (0, (1, 1))),
+    Style("#7A8B00", "p", (0, (7, 1, 1, 1, 1, 1))),
+    Style("#8C7AE6", ">", (0, (4, 4))),
+    Style("#44AA99", "d", (0, (12, 2))),
 )
 
 
@@ -78,11 +118,6 @@ def styles(methods: Sequence[str]) -> dict[str, Style]:
     """
     spare = cycle(SPARE)
     return {method: KNOWN.get(method) or next(spare) for method in methods}
-
-
-def house_style() -> AbstractContextManager[None]:
-    """A context in which drawing ignores the reader's own matplotlib settings."""
-    return matplotlib.style.context(["default", SETTINGS])
 
 
 def to_svg(drawing: Drawing, name: str, title: str) -> str:

@@ -1,12 +1,14 @@
-"""The tables of a run as data. Terminal, Markdown and HTML print the same cells."""
+"""The tables of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from typing import Any
 
 from preproj.report import units
+from preproj.report.contest import direction
 from preproj.report.records import Interval, Measure, Result, Row, Run, Trial, Tuning
+from preproj.report.table import Cell, Table
 
 WORDING = {
     "parameters": "not an equal budget",
@@ -15,24 +17,6 @@ WORDING = {
     "data": "not the same tokens",
 }
 """What else differs between the methods of a pair, as tables say it."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell: its number, and smaller lines below it (interval, wording)."""
-
-    text: str
-    details: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table whose first columns (`heads` of them) name the row."""
-
-    caption: str
-    titles: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    heads: int = 1
 
 
 def tables(run: Run) -> tuple[Table, ...]:
@@ -91,14 +75,18 @@ def _scores(run: Run) -> Table:
             cells = [Cell("no result"), *[Cell(units.NOTHING)] * (len(run.measures) - 1)][: len(run.measures)]
         rows.append((_head(run, method), *cells))
     seeds = ", mean over seeds" if run.several_seeds else ""
-    return Table(f"Results of {run.name} on {run.base.name}{seeds}", _titles(run.measures), tuple(rows))
+    return Table("scores", f"Results of {run.name} on {run.base.name}{seeds}", _titles(run.measures), tuple(rows))
 
 
 def _score(measure: Measure, interval: Interval | None) -> Cell:
     if interval is None:
         return Cell(units.NOTHING)
     low, high = (units.measured(measure, end) for end in (interval.low, interval.high))
-    return Cell(units.measured(measure, interval.value), (f"[{low}, {high}]",))
+    return Cell(units.measured(measure, interval.value), (f"[{low}, {high}]",), _values(interval))
+
+
+def _values(interval: Interval) -> tuple[float, float, float]:
+    return interval.value, interval.low, interval.high
 
 
 def _differences(run: Run, other: str) -> Table:
@@ -110,7 +98,8 @@ def _differences(run: Run, other: str) -> Table:
         if pair is None or (relative and method == run.baseline):
             continue
         if relative:
-            head = [_head(run, method), Cell(units.times(run.size(method) / run.size(other)), _wording(pair.differs))]
+            ratio = run.size(method) / run.size(other)
+            head = [_head(run, method), Cell(units.times(ratio), _wording(pair.differs), (ratio,))]
         else:  # the untouched model trains nothing, which is no news
             head = [Cell(_head(run, method).text, _wording(pair.beside_size))]
         cells = [_difference(measure, pair.differences.get(measure.name)) for measure in run.measures]
@@ -118,7 +107,7 @@ def _differences(run: Run, other: str) -> Table:
     titles = _titles(run.measures, unit=True)
     if relative:
         titles = (titles[0], f"trainable parameters relative to {other}", *titles[1:])
-    return Table(f"Differences from {_name(run, other)}", titles, tuple(rows))
+    return Table(f"differences-from-{other}", f"Differences from {_name(run, other)}", titles, tuple(rows))
 
 
 def _wording(differs: tuple[str, ...]) -> tuple[str, ...]:
@@ -129,21 +118,24 @@ def _difference(measure: Measure, interval: Interval | None) -> Cell:
     if interval is None:
         return Cell(units.NOTHING)
     middle, low, high = units.difference(measure, interval)
-    wording = (units.NOT_DISTINGUISHABLE,) if interval.includes_zero else ()
-    return Cell(middle, (f"[{low}, {high}]", *wording))
+    return Cell(middle, (f"[{low}, {high}]",), _values(interval), direction(measure, interval))
 
 
 def _cost(run: Run) -> Table:
     """What every cell cost."""
-    columns: dict[str, Callable[[Result], str]] = {
-        "trainable parameters": lambda result: units.whole(result.trainable_parameters),
-        "share of total": lambda result: units.share(result.share_of_total),
-        "peak learning rate": lambda result: units.learning_rate(result.learning_rate),
-        "training tokens/s": lambda result: units.rate(result.tokens_per_second),
-        "peak memory": lambda result: units.memory(result.peak_memory_bytes),
-        "training + evaluation": lambda result: units.seconds(result.seconds),
+    columns: dict[str, Callable[[Result], Cell]] = {
+        "trainable parameters": lambda result: _number(units.whole, result.trainable_parameters),
+        "share of total": lambda result: _number(units.share, result.share_of_total),
+        "peak learning rate": lambda result: _number(units.learning_rate, result.learning_rate),
+        "training tokens/s": lambda result: _number(units.rate, result.tokens_per_second),
+        "peak memory": lambda result: _number(units.memory, result.peak_memory_bytes),
+        "training + evaluation": lambda result: _number(units.seconds, result.seconds),
     }
-    return _by_cell(run, "Size and cost", columns, lambda result: [Cell(column(result)) for column in columns.values()])
+    return _by_cell(run, "cost", "Size and cost", columns, lambda result: [cell(result) for cell in columns.values()])
+
+
+def _number(words: Callable[[Any], str], number: float | None) -> Cell:
+    return Cell(words(number), values=() if number is None else (number,))
 
 
 def _cells(run: Run) -> Table | None:
@@ -152,12 +144,16 @@ def _cells(run: Run) -> Table | None:
         return None
 
     def scores(result: Result) -> list[Cell]:
-        return [Cell(units.measured(measure, result.scores.get(measure.name))) for measure in run.measures]
+        return [
+            Cell(units.measured(measure, value), values=() if value is None else (value,))
+            for measure in run.measures
+            for value in [result.scores.get(measure.name)]
+        ]
 
-    return _by_cell(run, "Every seed", [measure.label for measure in run.measures], scores)
+    return _by_cell(run, "seeds", "Every seed", [measure.label for measure in run.measures], scores)
 
 
-def _by_cell(run: Run, caption: str, titles: Iterable[str], cells: Callable[[Result], list[Cell]]) -> Table:
+def _by_cell(run: Run, name: str, caption: str, titles: Iterable[str], cells: Callable[[Result], list[Cell]]) -> Table:
     titles = tuple(titles)
     rows = []
     for row in run.rows:
@@ -169,7 +165,7 @@ def _by_cell(run: Run, caption: str, titles: Iterable[str], cells: Callable[[Res
         )
         rows.append((_head(run, row.method), *seed, *body))
     heads = ("method", "seed") if run.several_seeds else ("method",)
-    return Table(caption, (*heads, *titles), tuple(rows), heads=len(heads))
+    return Table(name, caption, (*heads, *titles), tuple(rows), heads=len(heads))
 
 
 def _all_pairs(run: Run) -> Table | None:
@@ -184,7 +180,7 @@ def _all_pairs(run: Run) -> Table | None:
             interval = pair.differences.get(measure.name)
             cell = _difference(measure, interval)
             if interval is not None and interval.p_holm is not None:
-                cell = Cell(cell.text, (f"p = {interval.p_holm:.2g}",))
+                cell = Cell(cell.text, (f"p = {interval.p_holm:.2g}",), cell.values)
             cells.append(cell)
         rows.append(
             (
@@ -194,7 +190,7 @@ def _all_pairs(run: Run) -> Table | None:
             )
         )
     titles = ("pair", "matched", *_titles(run.measures, unit=True)[1:])
-    return Table("Every pair of methods, p-values after Holm's correction", titles, tuple(rows))
+    return Table("pairs", "Every pair of methods, p-values after Holm's correction", titles, tuple(rows))
 
 
 def _interactions(run: Run) -> Table:
@@ -207,7 +203,8 @@ def _interactions(run: Run) -> Table:
         for found in run.interactions
     )
     titles = ("parts", *_titles(run.measures, unit=True)[1:])
-    return Table("Interactions: gain of both parts together minus the sum of each one's gain", titles, rows)
+    caption = "Interactions: gain of both parts together minus the sum of each one's gain"
+    return Table("interactions", caption, titles, rows)
 
 
 def _tuning(run: Run) -> Table | None:
@@ -217,11 +214,12 @@ def _tuning(run: Run) -> Table | None:
     keys = list(dict.fromkeys(key for trial in run.tuning.trials for key in trial.parameters))
     rows = []
     for trial in run.tuning.trials:
-        settings = [Cell(units.learning_rate(trial.parameters.get(key))) for key in keys]
-        value = Cell(f"{trial.value:,.2f}") if trial.value is not None else Cell("failed", (trial.reason or "",))
+        settings = [_number(units.learning_rate, trial.parameters.get(key)) for key in keys]
+        failed = Cell("failed", (trial.reason or "",))
+        value = failed if trial.value is None else Cell(f"{trial.value:,.2f}", values=(trial.value,))
         rows.append((Cell(trial.method), *settings, value, Cell(_choice(run.tuning, trial))))
     titles = ("method", *(key.replace("_", " ") for key in keys), f"validation {run.tuning.measure}", "chosen")
-    return Table("Tuning: every trial, judged on the validation split", titles, tuple(rows))
+    return Table("tuning", "Tuning: every trial, judged on the validation split", titles, tuple(rows))
 
 
 def _choice(tuning: Tuning, trial: Trial) -> str:
@@ -246,10 +244,12 @@ def _published(run: Run) -> Table:
             value, here = units.measured(measure, known.value), _score(measure, score)
             wording = () if score.holds(known.value) else ("differs beyond its interval",)
             name = () if measure.label == known.what else (measure.label,)
-            here = Cell(here.text, (*name, *here.details, *wording))
-        rows.append((Cell(known.method), Cell(known.what), Cell(value), here, Cell(known.source)))
+            here = Cell(here.text, (*name, *here.details, *wording), here.values)
+        rows.append(
+            (Cell(known.method), Cell(known.what), Cell(value, values=(known.value,)), here, Cell(known.source))
+        )
     titles = ("method", "what", "published", "measured here", "source")
-    return Table("Published by others, not measured here", titles, tuple(rows))
+    return Table("published", "Published by others, not measured here", titles, tuple(rows))
 
 
 def _titles(measures: tuple[Measure, ...], *, unit: bool = False) -> tuple[str, ...]:

@@ -7,10 +7,11 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from preproj.report.headline import headline
+from preproj.report.headline import headline, warnings
 from preproj.report.page import numbered_footnotes
 from preproj.report.records import Run
-from preproj.report.tables import Table, tables
+from preproj.report.table import Table
+from preproj.report.tables import tables
 
 TABLES = 4
 """As many tables, the most important, are printed; the report has them all."""
@@ -28,7 +29,7 @@ def print_run(run: Run, console: Console) -> None:
     """
     if run.base.note:
         console.print(Text(run.base.note, style="bold"))
-    for sentence in headline(run):
+    for sentence in (*warnings(run), *headline(run)):
         console.print(Text(f"• {sentence}"))
     for table in tables(run)[:TABLES]:
         for part in _parts(table):
@@ -49,7 +50,7 @@ def _part(table: Table, keep: list[int], *, first: bool) -> RichTable:
     rich_table = RichTable(title=Text(caption), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for index in keep:
         # A column is as wide as its numbers need; its title breaks between words.
-        lines = [line for row in table.rows for line in (row[index].text, *row[index].details)]
+        lines = [line for row in table.rows for line in row[index].lines]
         width = max(map(len, (*lines, *table.titles[index].split())))
         longest_word = max(len(word) for line in lines for word in line.split())
         title = Text(table.titles[index])
@@ -57,5 +58,5 @@ def _part(table: Table, keep: list[int], *, first: bool) -> RichTable:
             title, justify="right" if index else "left", min_width=longest_word, max_width=width, overflow="fold"
         )
     for row in table.rows:
-        rich_table.add_row(*(Text("\n".join((row[i].text, *row[i].details))) for i in keep))
+        rich_table.add_row(*(Text("\n".join(row[i].lines)) for i in keep))
     return rich_table

@@ -10,9 +10,6 @@ from preproj.report.records import Interval, Measure
 NOTHING = "–"
 """Stands where a number does not apply."""
 
-NOT_DISTINGUISHABLE = "not distinguishable"
-"""Stands beside an interval that includes 0."""
-
 
 def whole(number: int) -> str:
     """A count in full: `24,772,608`."""
