@@ -5,6 +5,7 @@ import re
 import tomllib
 from dataclasses import Field, fields
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -77,9 +78,17 @@ def test_the_readmes_table_is_that_of_the_results():
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
+    for target, _, heading in re.findall(r"\]\(([^)#]*)(#([^)]+))?\)", page.read_text("utf-8")):
         if not target.startswith("http"):
-            assert (page.parent / target).exists(), target
+            there = page.parent / target if target else page
+            assert there.exists(), target
+            assert not heading or heading in headings(there), f"{target}#{heading}"
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_the_versions_in_the_readme_are_the_bounds_in_pyproject_and_the_pins():
@@ -133,6 +142,47 @@ def test_the_page_on_the_analysis_runs(tiny_pythia, tmp_path, monkeypatch, capsy
     assert (len(stems), len(ends)) == (3, 4)
     written = {stem + end for stem in stems for end in ends} | set(re.findall(r"`(\w+)`", text))
     assert set(rows[0]) <= written
+
+
+def test_the_concepts_claims_hold_as_code():
+    page = run_page("concept.md", Path())  # asserts them
+    weights = [part.weight.detach() for part in (page["pre"].up, page["pre"].down, page["skip"].skip)]
+    up, down, skip = weights
+    inner = page["x_hat"] @ up.T
+    x_tilde = page["x_hat"] + (inner / (1 + torch.exp(-inner))) @ down.T
+    torch.testing.assert_close(page["x_tilde"].detach(), x_tilde)
+    torch.testing.assert_close(page["added"].detach(), x_tilde @ skip.T)
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of a colour by WCAG 2."""
+    digits = colour.strip("#")
+    digits = digits if len(digits) == 6 else "".join(2 * digit for digit in digits)
+    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_the_drawing_reads_in_light_and_dark_and_without_seeing_it():
+    text = (ROOT / "docs/concept.svg").read_text("utf-8")
+    drawing = ElementTree.fromstring(text)
+    name = "{http://www.w3.org/2000/svg}"
+    assert drawing.attrib["aria-labelledby"].split() == [
+        drawing.find(f"{name}{tag}").get("id") for tag in ("title", "desc")
+    ]
+    assert "pre-projection" in drawing.find(f"{name}desc").text
+    words = ["".join(element.itertext()) for element in drawing.iter(f"{name}text")]
+    assert {"norm", "pre-projection", "attention", "content skip", "RoPE", "x̂", "x̃", "Wskip"} <= set(words)
+    assert not re.search(r"href|url\((?!#)|@import|<script|<image", text)
+    assert set(re.findall(r"(?:fill|stroke): ([^;]+);", text)) <= {
+        f"var(--{c})" for c in ("paper", "ink", "faint", "frozen", "new", "edge")
+    } | {"none"}
+    light, dark = (dict(re.findall(r"--(\w+): (#\w+);", rule)) for rule in re.findall(r"svg \{(.*?)\}", text))
+    assert set(light) == set(dark)
+    for colours in (light, dark):
+        for ink, ground in (("ink", "paper"), ("ink", "frozen"), ("ink", "new"), ("faint", "paper")):
+            low, high = sorted(luminance(colours[which]) for which in (ink, ground))
+            assert (high + 0.05) / (low + 0.05) >= 4.5  # WCAG 2, level AA
 
 
 def test_the_public_names_are_pinned():
