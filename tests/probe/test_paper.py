@@ -158,8 +158,8 @@ def check_published_numbers(report: str, hub_name: str, rows: dict[str, dict]) -
             else:
                 assert (number(theirs), ours) == (value, "–")
     if hub_name in published.BASELINES:  # a random model never says the last word
-        first = report.split("## Result")[1].strip().splitlines()[0]
-        assert first.startswith(r"- Warning: the untouched model has lambada\_openai acc 0.0 % ")
+        first = next(line for line in report.splitlines() if line.startswith(">"))
+        assert first.startswith(r"> **Warning: the untouched model has lambada\_openai acc 0.0 % ")
 
 
 def number(cell: str) -> float:
@@ -180,8 +180,9 @@ def test_in_half_precision_the_paper_s_recipe_is_checked_first(damaged, tiny_pyt
     folder = run(content, tmp_path)
     scores = read_json(folder / "precision.json")["scores"]
     assert (abs(scores["bfloat16"]["perplexity"] / scores["float32"]["perplexity"] - 1) > 0.02) == damaged
-    first = (folder / "report.md").read_text("utf-8").split("## Result")[1].strip().splitlines()[0]
-    assert first.startswith("- The untouched model is damaged by bfloat16: perplexity ") == damaged
+    report = (folder / "report.md").read_text("utf-8")
+    assert report.startswith("# No verdict: bfloat16 damages the untouched model") == damaged
+    assert ("\n> **The untouched model is damaged by bfloat16: perplexity " in report) == damaged
 
 
 def full_size(name: str) -> torch.nn.Module:

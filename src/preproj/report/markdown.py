@@ -21,9 +21,9 @@ def render_markdown(page: Page) -> str:
         The text of the file; figures are linked as `figures/<name>.svg`.
     """
     parts = [f"# {escape(page.verdict.title)}", f"{escape(page.title)}. {escape(page.base)}"]
+    parts += [f"> **{escape(warning)}**" for warning in page.warnings]
     if page.note:
         parts.append(f"> **About this base model.** {escape(page.note)}")
-    parts += [f"> **{escape(warning)}**" for warning in page.warnings]
     if page.verdict.answers:
         parts.append("\n".join(map(_answer, page.verdict.answers)))
     for section in page.sections:

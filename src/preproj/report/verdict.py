@@ -45,6 +45,8 @@ def verdict(run: Run) -> Verdict:
 
 def _title(run: Run, found: Contest) -> str:
     first, label = found.first, found.measure.label
+    if run.precision_warning:
+        return f"No verdict: {run.base.dtype} damages the untouched model"
     if len(found.ranked) == 1:
         return f"{'The untouched model' if first == run.baseline else first} stands alone"
     if found.lead is None or found.rival is None:
