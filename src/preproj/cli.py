@@ -158,6 +158,33 @@ def figures(
         typer.echo(path)
 
 
+@app.command()
+def compare(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN_OR_ADAPTER...", help="Runs, cells, or adapters that `preproj analyze` has read."),
+    ],
+    file_format: Annotated[str, typer.Option("--format", help="Of the figures: pdf, svg or png.")] = "svg",
+    out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("compare"),
+) -> None:
+    """Draw the layers of several methods, runs and models over each other, with a table of late/early ratios."""
+    from rich.console import Console
+
+    from preproj.report import ReportError, write_comparison
+
+    console = Console()
+    try:
+        written = write_comparison(sources, out, file_format, console)
+    except ReportError as error:
+        typer.echo(f"preproj: {error}", err=True)
+        raise typer.Exit(2) from error
+    except OSError as error:
+        typer.echo(f"preproj: {error.filename or out}: {error.strerror or error}.", err=True)
+        raise typer.Exit(1) from error
+    for path in written:
+        console.print(str(path), soft_wrap=True, highlight=False, markup=False)
+
+
 def _quiet() -> None:
     transformers_logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")

@@ -230,7 +230,7 @@ def _write_record(folder: Path, methods: Sequence[str], seeds: Sequence[int]) ->
     (folder / "texts").mkdir()
     texts = [{"id": f"page{i}#0", "text": f"Passage {i} ends in <b>this</b>"} for i in range(ITEMS)]
     _write_lines(folder / "texts" / "last_word.jsonl", texts)
-    recipe = {"name": folder.name, "methods": list(methods), "seeds": list(seeds)}
+    recipe = {"name": folder.name, "model": {"name": "pythia-160m"}, "methods": list(methods), "seeds": list(seeds)}
     (folder / "recipe.yaml").write_text(json.dumps(recipe, indent=2), encoding="utf-8")
     write_json(
         folder / "environment.json",

@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerBase
 from preproj.adapter.config import PreProjConfig
 from preproj.adapter.layer import PreProjLayer, adapted_sites
 from preproj.analysis.branches import watched
-from preproj.analysis.depth import depth
 from preproj.analysis.function import MEASURES_OF_TOKENS, Meter
 from preproj.analysis.token_classes import TOKEN_CLASSES, token_classes
 from preproj.analysis.weights import pre_measures, skip_measures
+from preproj.depth import depth
 
 ALL = "all"
 """The class of every token."""
@@ -48,7 +48,7 @@ class Analysis:
         return [{key: row[key] for key in keys} for row in self.rows if row["token_class"] != ALL]
 
     def depth(self, model: str = "") -> list[dict[str, Any]]:
-        """Return how each measure changes with depth, see :func:`preproj.analysis.depth.depth`."""
+        """Return how each measure changes with depth, see :func:`preproj.depth.depth`."""
         return depth(self.rows, model)
 
 

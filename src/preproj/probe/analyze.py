@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerBase
 
 from preproj.analysis import analyze
 from preproj.analysis.attention import measure_attention
-from preproj.analysis.depth import early_layers
 from preproj.analysis.interventions import measure_ablations
 from preproj.analysis.position import measure_position, permutation_deviation
+from preproj.depth import early_layers
 from preproj.probe.base import context_length, load_tokenizer
 from preproj.probe.corpus import Corpus
 from preproj.probe.environment import describe_environment

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from preproj.report.comparison import write_comparison
 from preproj.report.examples import examples
 from preproj.report.fields import ReportError
 from preproj.report.figure_files import write_figures
@@ -17,7 +18,7 @@ from preproj.report.markdown import render_markdown
 from preproj.report.page import build_page
 from preproj.report.terminal import print_run
 
-__all__ = ["ReportError", "print_table", "write_figures", "write_report"]
+__all__ = ["ReportError", "print_table", "write_comparison", "write_figures", "write_report"]
 
 
 def write_report(run_dir: Path) -> Path:

@@ -33,7 +33,7 @@ def mark(style: Style) -> Line2D:
 
 
 def add_legend(drawing: Drawing, run: Run, methods: list[str], more: dict[str, Line2D]) -> None:
-    """Names methods below a drawing, in as many columns as fit.
+    """Names methods below a drawing.
 
     Args:
         drawing: The drawing.
@@ -42,7 +42,16 @@ def add_legend(drawing: Drawing, run: Run, methods: list[str], more: dict[str, L
         more: Further marks by their names.
     """
     look = styles(run.methods)
-    marks = {method: mark(look[method]) for method in methods} | more
+    add_marks(drawing, {method: mark(look[method]) for method in methods} | more)
+
+
+def add_marks(drawing: Drawing, marks: dict[str, Line2D]) -> None:
+    """Explains marks below a drawing, in as many columns as fit.
+
+    Args:
+        drawing: The drawing.
+        marks: The marks by their names.
+    """
     width = drawing.get_size_inches()[0]
     longest = max(map(len, marks)) * 0.085 + 0.65
     columns = max(1, min(len(marks), math.floor(width / longest)))

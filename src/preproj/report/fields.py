@@ -18,20 +18,21 @@ class ReportError(ValueError):
 class Fields:
     """A JSON object together with the place it came from."""
 
-    def __init__(self, data: object, where: str) -> None:
-        """Checks that `data` is a JSON object; `where` names it in messages."""
+    def __init__(self, data: object, where: str, again: str = AGAIN) -> None:
+        """Checks that `data` is a JSON object; `where` names it in messages, `again` says how to make it anew."""
         if not isinstance(data, dict):
-            raise ReportError(f"{where} is not a JSON object; {AGAIN}.")
+            raise ReportError(f"{where} is not a JSON object; {again}.")
         self.data: dict[str, object] = data
         self.where = where
+        self.again = again
 
     def _get(self, key: str, what: str, kinds: tuple[type, ...]) -> object:
         if key not in self.data:
-            raise ReportError(f"{self.where} has no {key!r}; {AGAIN}.")
+            raise ReportError(f"{self.where} has no {key!r}; {self.again}.")
         value = self.data[key]
         # A JSON true is an int to Python; no field of the format is a bool.
         if not isinstance(value, kinds) or isinstance(value, bool):
-            raise ReportError(f"{self.where}: {key!r} should be {what}, not {value!r}; {AGAIN}.")
+            raise ReportError(f"{self.where}: {key!r} should be {what}, not {value!r}; {self.again}.")
         return value
 
     def text(self, key: str) -> str:
@@ -65,33 +66,34 @@ class Fields:
         """A list of strings."""
         value = self._get(key, "a list of texts", (list,))
         assert isinstance(value, list)
-        return tuple(Fields({key: entry}, self.where).text(key) for entry in value)
+        return tuple(Fields({key: entry}, self.where, self.again).text(key) for entry in value)
 
     def pair(self, key: str) -> tuple[float, float]:
         """A pair of numbers."""
         value = self._get(key, "a pair of numbers", (list,))
         assert isinstance(value, list)
         if len(value) != 2:
-            raise ReportError(f"{self.where}: {key!r} should be a pair of numbers, not {value!r}; {AGAIN}.")
-        first, second = (Fields({key: entry}, self.where).number(key) for entry in value)
+            raise ReportError(f"{self.where}: {key!r} should be a pair of numbers, not {value!r}; {self.again}.")
+        first, second = (Fields({key: entry}, self.where, self.again).number(key) for entry in value)
         return first, second
 
     def child(self, key: str) -> Fields:
         """An object inside this one."""
-        return Fields(self._get(key, "an object", (dict,)), f"{self.where}: {key!r}")
+        return Fields(self._get(key, "an object", (dict,)), f"{self.where}: {key!r}", self.again)
 
     def children(self, key: str) -> tuple[Fields, ...]:
         """A list of objects inside this one."""
         value = self._get(key, "a list", (list,))
         assert isinstance(value, list)
-        return tuple(Fields(entry, f"{self.where}: {key}[{index}]") for index, entry in enumerate(value))
+        return tuple(Fields(entry, f"{self.where}: {key}[{index}]", self.again) for index, entry in enumerate(value))
 
 
-def read_text(path: Path) -> str:
-    """Reads a file of the run folder.
+def read_text(path: Path, again: str = AGAIN) -> str:
+    """Reads a result file.
 
     Args:
         path: The file.
+        again: How to make it anew.
 
     Returns:
         Its text.
@@ -102,16 +104,18 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ReportError(f"{path} is missing; {AGAIN}.") from None
+        raise ReportError(f"{path} is missing; {again}.") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ReportError(f"{path} cannot be read ({error}); {AGAIN}.") from error
+        raise ReportError(f"{path} cannot be read ({error}); {again}.") from error
 
 
-def read_json(path: Path) -> Fields:
+def read_json(path: Path, newest: int = FORMAT_VERSION, again: str = AGAIN) -> Fields:
     """Reads a JSON file that carries a format version.
 
     Args:
         path: The file.
+        newest: The newest version of its format that can be read.
+        again: How to make it anew.
 
     Returns:
         Its fields.
@@ -119,12 +123,12 @@ def read_json(path: Path) -> Fields:
     Raises:
         ReportError: If the file is missing, is not a JSON object, or is of a newer format.
     """
-    fields = _parse(read_text(path), str(path))
+    fields = _parse(read_text(path, again), str(path), again)
     version = fields.whole("format_version")
-    if version > FORMAT_VERSION:
+    if version > newest:
         raise ReportError(
-            f"{path} has format version {version}, and this preproj reads up to version {FORMAT_VERSION}; "
-            "install a newer preproj to report on this run."
+            f"{path} has format version {version}, and this preproj reads up to version {newest}; "
+            "install a newer preproj to read it."
         )
     return fields
 
@@ -146,8 +150,8 @@ def read_lines(path: Path) -> tuple[Fields, ...]:
     return tuple(_parse(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1))
 
 
-def _parse(text: str, where: str) -> Fields:
+def _parse(text: str, where: str, again: str = AGAIN) -> Fields:
     try:
-        return Fields(json.loads(text), where)
+        return Fields(json.loads(text), where, again)
     except json.JSONDecodeError as error:
-        raise ReportError(f"{where} is not JSON ({error.msg}); {AGAIN}.") from error
+        raise ReportError(f"{where} is not JSON ({error.msg}); {again}.") from error

@@ -40,19 +40,16 @@ def write_figures(run_dir: Path, out: Path, file_format: str = "svg", style: str
         ReportError: If a file of the run is missing, wrong, or of a newer format; if format or style are unknown; if
             the run has no figure yet.
     """
-    if file_format not in FORMATS:
-        raise ReportError(f"--format is {file_format!r}: expected one of {', '.join(FORMATS)}.")
+    check_target(file_format, out)
     if style not in STYLES:
         raise ReportError(f"--style is {style!r}: expected one of {', '.join(STYLES)}.")
-    if out.exists() and not out.is_dir():
-        raise ReportError(f"--out is {str(out)!r}, which is a file: expected a folder.")
     run, medium = load(run_dir), STYLES[style]
     with medium.context():
         drawn = dict(draw(run, medium))
         if not drawn:
             raise ReportError(f"{run_dir} has no figures yet: fewer than two cells have finished; repeat its command.")
         out.mkdir(parents=True, exist_ok=True)
-        written = [_write(out / f"{name}.{file_format}", name, figure, medium) for name, figure in drawn.items()]
+        written = [save(out / f"{name}.{file_format}", name, figure, medium) for name, figure in drawn.items()]
     captions = out / CAPTIONS
     text = "\n\n".join(f"## {name}\n\n{caption(run, figure)}" for name, figure in drawn.items())
     captions.write_text(f"{text}\n", encoding="utf-8", newline="\n")
@@ -80,7 +77,34 @@ def caption(run: Run, figure: Drawn) -> str:
     return " ".join([*said, *([run.protocol["tasks"]] if tasks and "tasks" in run.protocol else [])])
 
 
-def _write(path: Path, name: str, figure: Drawn, medium: Medium) -> Path:
+def check_target(file_format: str, out: Path) -> None:
+    """Checks where figures are to be written.
+
+    Args:
+        file_format: Should be `pdf`, `svg` or `png`.
+        out: Should be a folder, or nothing yet.
+
+    Raises:
+        ReportError: If one of them is not.
+    """
+    if file_format not in FORMATS:
+        raise ReportError(f"--format is {file_format!r}: expected one of {', '.join(FORMATS)}.")
+    if out.exists() and not out.is_dir():
+        raise ReportError(f"--out is {str(out)!r}, which is a file: expected a folder.")
+
+
+def save(path: Path, name: str, figure: Drawn, medium: Medium) -> Path:
+    """Writes one figure; call it inside the medium's context.
+
+    Args:
+        path: The file; its ending is the format.
+        name: A short name of the figure.
+        figure: The figure.
+        medium: Where it is read.
+
+    Returns:
+        The file.
+    """
     if path.suffix == ".svg" and medium is REPORT:
         path.write_text(to_svg(figure.drawing, name, figure.caption), encoding="utf-8", newline="\n")
         return path

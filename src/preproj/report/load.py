@@ -71,11 +71,22 @@ def load(run_dir: Path) -> Run:
         tuning=_tuning(summary.child("tuning")) if summary.data.get("tuning") is not None else None,
         environment=_environment(read_json(run_dir / "environment.json")),
         corpus=_corpus(read_json(run_dir / "corpus.json")),
-        recipe=_recipe(run_dir / "recipe.yaml"),
+        recipe=read_recipe(run_dir / "recipe.yaml")[0],
     )
 
 
-def _recipe(path: Path) -> str:
+def read_recipe(path: Path) -> tuple[str, Fields]:
+    """Reads the recipe of a run.
+
+    Args:
+        path: `recipe.yaml` of the run folder.
+
+    Returns:
+        Its text and its fields.
+
+    Raises:
+        ReportError: If it is missing or holds no recipe.
+    """
     text = read_text(path)
     try:
         recipe = yaml.safe_load(text)
@@ -83,7 +94,7 @@ def _recipe(path: Path) -> str:
         raise ReportError(f"{path} is not YAML; {AGAIN}.") from error
     if not isinstance(recipe, dict):
         raise ReportError(f"{path} holds no recipe; {AGAIN}.")
-    return text
+    return text, Fields(recipe, str(path))
 
 
 def _environment(fields: Fields) -> Environment:

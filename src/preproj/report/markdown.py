@@ -54,7 +54,7 @@ def _section(section: Section) -> list[str]:
     if section.sentences:
         parts.append(_bullets(section.sentences))
     for table in section.tables:
-        parts += [f"**{escape(table.caption)}**", _table(table)]
+        parts += [f"**{escape(table.caption)}**", table_lines(table)]
     for examples in section.examples:
         parts += _examples(examples)
     return parts
@@ -87,7 +87,15 @@ def escape(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|#~&$])", r"\\\1", " ".join(text.split()))
 
 
-def _table(table: Table) -> str:
+def table_lines(table: Table) -> str:
+    """Renders a table as Markdown.
+
+    Args:
+        table: The table.
+
+    Returns:
+        Its lines.
+    """
     lines = [
         table.titles,
         ["---"] + ["---:"] * (len(table.titles) - 1),

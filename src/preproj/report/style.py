@@ -120,6 +120,21 @@ def styles(methods: Sequence[str]) -> dict[str, Style]:
     return {method: KNOWN.get(method) or next(spare) for method in methods}
 
 
+def distinct_styles(methods: Sequence[str]) -> list[Style]:
+    """Gives every curve a look of its own, where a method may come more than once.
+
+    Args:
+        methods: The method of each curve.
+
+    Returns:
+        The fixed look of a known method where it comes first; the next free one for any other.
+    """
+    known: dict[str, Style | None] = {method: KNOWN[method] for method in methods if method in KNOWN}
+    every = [style for method, style in KNOWN.items() if method != "none"] + [*SPARE]
+    free = cycle([style for style in every if style not in known.values()] or every)
+    return [known.pop(method, None) or next(free) for method in methods]
+
+
 def to_svg(drawing: Drawing, name: str, title: str) -> str:
     """Renders a figure as SVG that reads aloud, follows light and dark, and repeats byte for byte.
 

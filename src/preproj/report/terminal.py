@@ -32,17 +32,22 @@ def print_run(run: Run, console: Console) -> None:
     for sentence in (*warnings(run), *headline(run)):
         console.print(Text(f"• {sentence}"))
     for table in tables(run)[:TABLES]:
-        for part in _parts(table):
-            console.print(part)
+        print_parts(table, console)
     for footnote in numbered_footnotes(run):
         console.print(Text(footnote, style="dim"))
 
 
-def _parts(table: Table) -> list[RichTable]:
-    """The table in parts of a few columns, each with the columns that name the row."""
+def print_parts(table: Table, console: Console) -> None:
+    """Prints a table in parts of a few columns, each with the columns that name the row.
+
+    Args:
+        table: The table.
+        console: Where to print.
+    """
     columns = range(table.heads, len(table.titles))
-    groups = [columns[first : first + COLUMNS] for first in range(0, len(columns), COLUMNS)]
-    return [_part(table, [*range(table.heads), *group], first=number == 0) for number, group in enumerate(groups)]
+    for first in range(0, len(columns), COLUMNS):
+        group = columns[first : first + COLUMNS]
+        console.print(_part(table, [*range(table.heads), *group], first=first == 0))
 
 
 def _part(table: Table, keep: list[int], *, first: bool) -> RichTable:

@@ -64,6 +64,11 @@ def times(ratio: float) -> str:
     return f"{ratio:,.1f} ×" if ratio >= 1 else f"{ratio:.2f} ×"
 
 
+def decimal(number: float) -> str:
+    """A plain number to two decimals: `−1.25`."""
+    return f"{number:,.2f}".replace("-", "−")
+
+
 def difference(measure: Measure, interval: Interval) -> tuple[str, str, str]:
     """A difference and the two ends of its interval, signed, with equal decimals; of accuracies in percentage points.
 

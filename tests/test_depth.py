@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from preproj.analysis.depth import depth, depth_over_seeds, early_layers, late_over_early, spearman
+from preproj.depth import depth, depth_over_seeds, early_layers, late_over_early, spearman
 
 
 @pytest.mark.parametrize(
