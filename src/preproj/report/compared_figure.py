@@ -26,9 +26,6 @@ SHOWN = {
     "skip_change_norm": Shown(
         "Change of the skip", "‖W_skip − W_skip⁰‖", "Frobenius norm of W_skip less its start W_skip⁰"
     ),
-    "skip_change_effective_rank": Shown(
-        "Directions of the skip", "effective rank", "effective rank of W_skip less its start W_skip⁰"
-    ),
     "skip_to_attention": Shown("Skip beside attention", "‖s‖ / ‖a‖", "mean of ‖s‖ / ‖a‖ over tokens"),
     "skip_cosine": Shown("Direction of the skip", "cos(s, a)", "mean cosine of s and a over tokens"),
     "skip_share": Shown("Share of the skip", "⟨s, u⟩ / ⟨u, u⟩", "share of s in the update u = a + s"),
@@ -37,7 +34,7 @@ SHOWN = {
 }
 """What is drawn and listed, in this order; docs/analysis.md defines the measures."""
 
-CURVE_COLUMNS = ("measure", "run", "model", "method", "seeds", "layer", "relative depth", "mean", "low", "high")
+CURVE_COLUMNS = ("measure", "run", "model", "method", "seeds", "layer", "relative_depth", "mean", "low", "high")
 
 
 def draw_compared(medium: Medium, name: str, curves: Sequence[Curves]) -> Drawn:
@@ -57,7 +54,7 @@ def draw_compared(medium: Medium, name: str, curves: Sequence[Curves]) -> Drawn:
     marks: dict[str, Line2D] = {}
     rows: list[tuple[object, ...]] = []
     lowest = 0.0
-    for one, label, style in zip(curves, _labels(curves), distinct_styles([c.method for c in curves]), strict=True):
+    for one, label, style in zip(curves, labels(curves), distinct_styles([c.method for c in curves]), strict=True):
         if one not in having:
             continue
         curve, xs = one.curve(name), [(layer + 0.5) / one.count for layer in range(one.count)]
@@ -83,8 +80,15 @@ def draw_compared(medium: Medium, name: str, curves: Sequence[Curves]) -> Drawn:
     return Drawn(shown.title, caption, drawing, CURVE_COLUMNS, tuple(rows), ())
 
 
-def _labels(curves: Sequence[Curves]) -> list[str]:
-    """Names curves for a legend: by method, and by run where there are several."""
+def labels(curves: Sequence[Curves]) -> list[str]:
+    """Names curves by method, and by run where there are several.
+
+    Args:
+        curves: The curves.
+
+    Returns:
+        A name for each.
+    """
     several = len({one.name for one in curves}) > 1
     return [f"{one.method} ({one.name})" if several else one.method for one in curves]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from preproj.depth import MEASURES, depth, depth_over_seeds
 from preproj.report.fields import Fields, ReportError, read_json
@@ -19,6 +20,9 @@ ANALYSIS_VERSION = 1
 
 Layers = tuple[Mapping[str, float | None], ...]
 """The measures of each layer, from the input up; None where the adapter has no such part."""
+
+OverSeeds = Mapping[str, Any]
+"""`seeds`, `mean`, `low` and `high` of `preproj.statistics.over_seeds`."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Curves:
         return found
 
     @cached_property
-    def depth(self) -> dict[str, dict[str, Mapping[str, float | None] | None]]:
+    def depth(self) -> dict[str, dict[str, OverSeeds | None]]:
         """`late_over_early` and `spearman` of each measure, over the seeds: `preproj.depth.depth_over_seeds`."""
         tables = [
             depth(({"layer": index, "token_class": "all", **layer} for index, layer in enumerate(layers)), self.model)
