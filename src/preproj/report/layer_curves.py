@@ -114,7 +114,7 @@ def read_curves(sources: Iterable[Path]) -> list[Curves]:
         places.setdefault(first.name, set()).add(place)
     return [
         Curves(
-            first.name if len(places[first.name]) == 1 else str(group[0]),
+            first.name if len(places[first.name]) == 1 else f"{first.name} in {group[0]}",
             first.model,
             first.method,
             first.text,
