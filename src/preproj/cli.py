@@ -71,7 +71,7 @@ def analyze(
         ),
     ] = None,
     documents: Annotated[int, typer.Option(min=1, help="Pieces of text to read.")] = 32,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a piece.")] = 512,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of a piece.")] = 512,
     ablations: Annotated[
         int, typer.Option(min=0, help="Pieces read for each ablation, two passes a layer; 0 leaves them out.")
     ] = 8,

@@ -119,6 +119,23 @@ def test_a_method_whose_trials_all_fail_has_failed_cells_and_a_reason(recipe, wr
     assert "not finite" in (run / "report.md").read_text("utf-8")
 
 
+def test_trained_weights_that_are_finite_and_of_no_use_fail_their_trial_and_their_cell(recipe, write_recipe, tmp_path):
+    # Two steps: the last update comes after the last loss that is looked at.
+    recipe["training"]["tokens"] = 128
+    recipe["training"]["learning_rate"] = {"pre": 1e15}
+    recipe["methods"] = ["pre"]
+    assert probe(write_recipe(recipe), "--out", tmp_path / "cell").exit_code == 1
+    failed = read_json(tmp_path / "cell/cells/pre/seed0/failed.json")
+    assert "was not finite at step 2; try a lower learning rate." in failed["reason"]
+    recipe = tuned(recipe, trials=2, tokens=128, search={"learning_rate": [1e-3, 1e15]})
+    recipe["methods"] = ["pre"]
+    assert probe(write_recipe(recipe), "--out", tmp_path / "run").exit_code == 0
+    best, broken = read_json(tmp_path / "run/summary.json")["tuning"]["trials"]
+    assert best["chosen"]
+    assert broken["value"] is None
+    assert "was not finite" in broken["reason"]
+
+
 def test_a_run_folder_without_its_text_gets_it_again_or_is_refused(recipe, write_recipe, tmp_path, text_files):
     run = tmp_path / "run"
     recipe = tuned(recipe, trials=1, search={"learning_rate": [1e-3]})

@@ -73,6 +73,19 @@ def test_a_close_second_is_named_even_where_it_is_no_fair_comparison():
     assert found["By how much?"].details[0].endswith("the untouched model, the next that it may be compared with.")
 
 
+def test_no_winner_is_named_where_the_corrected_p_value_is_no_evidence():
+    compared = pair("pre+skip", "lora", CLEAR, NO)
+    for p_holm, title, real in (
+        (0.19, "No clear winner: pre+skip and lora cannot be told apart", "not after correction"),
+        (0.04, "pre+skip wins in document perplexity", "for these items, yes"),
+    ):
+        lead = replace(compared.differences["document/perplexity"], p_holm=p_holm)
+        tested = replace(compared, differences={**compared.differences, "document/perplexity": lead})
+        found, said = answers(ROWS, [tested])
+        assert found == title
+        assert said["Is it real?"].answer == real
+
+
 def test_no_winner_is_named_where_the_interval_includes_zero():
     _, found = answers(ROWS, [pair("pre+skip", "lora", UNCLEAR, NO)])
     assert found["Which method won?"].answer == "none clearly"

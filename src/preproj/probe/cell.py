@@ -4,6 +4,7 @@ The runner starts it as ``python -m preproj.probe.cell RUN METHOD SEED``. It rea
 writes the cell's folder, and prints its progress, one number of :func:`work_units` a line.
 """
 
+import math
 import shutil
 import sys
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedModel
 
 from preproj.analysis import analyze
@@ -31,6 +33,7 @@ from preproj.probe.texts import beginning, ending, write_texts
 from preproj.probe.trackers import keep_wandb_in
 from preproj.probe.training import NonFiniteLossError
 from preproj.probe.tuning import cell_settings, objective
+from preproj.statistics import perplexity
 
 PASSAGE_WORK = 64  # tokens of a usual passage
 TASK_WORK = 200  # tokens of a usual item of a task, all its choices together
@@ -87,11 +90,11 @@ def run_cell(run: Path, method: str, seed: int) -> None:
         attached = attach(model, method, seed, recipe.match)
         name = f"{recipe.name} {method} seed{seed}"
         trained = fit(attached, prepared, settings, method, seed, folder, progress, recipe.report_to, name)
+        result = _evaluate(attached.model.eval(), load_tokenizer(base), recipe, prepared, run, folder, progress)
     except NonFiniteLossError as error:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         write_json(folder / "failed.json", {"method": method, "seed": seed, "step": error.step, "reason": str(error)})
         return
-    result = _evaluate(attached.model.eval(), load_tokenizer(base), recipe, prepared, run, folder, progress)
     layers, parts = [], parse_method(method)
     if parts.pre or parts.skip:
         documents = prepared.documents(recipe.evaluation.split)[:LAYER_DOCUMENTS]
@@ -136,9 +139,11 @@ def _evaluate(
         texts |= {RETENTION: ("document", RETENTION)}
     for name, (protocol, split) in texts.items():
         items = list(perplexity_items(model, tokenizer, protocol, prepared, split, evaluation, progress))
+        measures[name] = {metric: "perplexity" for metric in items[0] if metric.endswith("perplexity")}
+        for metric in measures[name]:
+            mean_perplexity(items, metric, name, recipe.training.steps)
         write_items(folder, name, items)
         write_texts(run, name, _texts(tokenizer, protocol, prepared, split, evaluation))
-        measures[name] = {metric: "perplexity" for metric in items[0] if metric.endswith("perplexity")}
     if prepared.passages:
         items = []
         for passage in prepared.passages:
@@ -156,6 +161,26 @@ def _evaluate(
             write_texts(run, name, prompts)
             measures[name] = kinds
     return {"measures": measures, "seconds": {"evaluate": time.perf_counter() - started}}
+
+
+def mean_perplexity(items: list[dict[str, Any]], metric: str, name: str, step: int) -> float:
+    """Return a perplexity over all items.
+
+    Args:
+        items: of one task.
+        metric: which of its perplexities.
+        name: of the task, for the error.
+        step: of the end of training, for the error.
+
+    Raises:
+        NonFiniteLossError: if it is infinite or not a number: trained weights may be finite and of no use.
+    """
+    loss, weight = np.array([item[metric] for item in items]).T
+    with np.errstate(over="ignore"):
+        value = float(perplexity(loss, weight))
+    if not math.isfinite(value):
+        raise NonFiniteLossError(step, f"the {name} {metric.replace('_', ' ')}")
+    return value
 
 
 def perplexity_items(

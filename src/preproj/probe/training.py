@@ -32,10 +32,10 @@ from preproj.probe.trackers import TensorBoard
 
 
 class NonFiniteLossError(RuntimeError):
-    """The loss became infinite or not a number at ``step`` (counted from 1)."""
+    """Training, or what came of it, became infinite or not a number at ``step`` (counted from 1)."""
 
-    def __init__(self, step: int):
-        super().__init__(f"the training loss was not finite at step {step}; try a lower learning rate.")
+    def __init__(self, step: int, what: str = "the training loss"):
+        super().__init__(f"{what} was not finite at step {step}; try a lower learning rate.")
         self.step = step
 
 
@@ -115,6 +115,9 @@ def train(
         optimizers=(_optimizer(attached, settings, learning_rate), None),
     )
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    # The last update comes after the last loss.
+    if not all(weight.isfinite().all() for weight in attached.model.parameters() if weight.requires_grad):
+        raise NonFiniteLossError(settings.steps, "a trained weight")
     digest = hashlib.sha256()
     for i in order:
         digest.update(blocks[i].astype(np.int64).tobytes())

@@ -8,10 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
-
 from preproj.probe.base import load_model, load_tokenizer, resolve_base
-from preproj.probe.cell import perplexity_items
+from preproj.probe.cell import mean_perplexity, perplexity_items
 from preproj.probe.files import read_json, write_json
 from preproj.probe.fit import fit
 from preproj.probe.methods import attach
@@ -20,7 +18,6 @@ from preproj.probe.process import Progress, start_process
 from preproj.probe.recipe import parse_recipe
 from preproj.probe.training import NonFiniteLossError
 from preproj.probe.tuning import objective, trial_folder, trial_settings
-from preproj.statistics import perplexity
 
 
 def run_trial(run: Path, method: str, number: int) -> None:
@@ -48,8 +45,7 @@ def run_trial(run: Path, method: str, number: int) -> None:
         items = perplexity_items(
             attached.model.eval(), load_tokenizer(base), protocol, prepared, "validation", recipe.evaluation, progress
         )
-        loss, tokens = np.array([item[metric] for item in items]).T
-        value = float(perplexity(loss, tokens))
+        value = mean_perplexity(list(items), metric, "validation", settings.steps)
     except NonFiniteLossError as error:
         reason = str(error)
     seconds = time.perf_counter() - started

@@ -40,7 +40,7 @@ def draw_headline(run: Run, medium: Medium) -> Drawn | None:
     lines = math.ceil(len(run.measures) / COLUMNS)
     columns = math.ceil(len(run.measures) / lines)
     drawing = medium.drawing(lines * (0.95 + 0.3 * len(methods)), wide=columns > 1)
-    panels = drawing.subplots(lines, columns, sharey=True, squeeze=False).flat
+    panels = list(drawing.subplots(lines, columns, sharey=True, squeeze=False).flat)
     for axes, measure in zip(panels, run.measures, strict=False):
         for place, method in enumerate(methods):
             interval = _interval(run, measure, method, compared=compared)
@@ -48,7 +48,7 @@ def draw_headline(run: Run, medium: Medium) -> Drawn | None:
                 value = units.measured(measure, run.scores[method][measure.name].value)
                 _dot(axes, interval, value, look[method], place)
         _dress(axes, measure, compared)
-    for axes in list(panels)[len(run.measures) :]:
+    for axes in panels[len(run.measures) :]:
         axes.set_visible(False)
     first = drawing.axes[0]
     first.set_yticks(range(len(methods)), methods)
