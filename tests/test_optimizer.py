@@ -74,7 +74,8 @@ def test_options_reach_the_optimiser_and_one_part_alone_is_one_group(base):
 
 
 def test_mistakes_are_told_in_one_sentence(base):
-    with pytest.raises(ValueError, match=r"pre_lr_ratio is 0: expected a number above 0, such as 0\.03"):
-        create_optimizer(base, torch.optim.AdamW, lr=1e-3, pre_lr_ratio=0)
+    for ratio in (0, -1.0, float("nan"), float("inf"), True, "0.1", None):
+        with pytest.raises(ValueError, match=rf"pre_lr_ratio is {ratio!r}: expected a number above 0, such as 0\.03"):
+            create_optimizer(base, torch.optim.AdamW, lr=1e-3, pre_lr_ratio=ratio)
     with pytest.raises(ValueError, match="the model has no trainable weight: put an adapter on it"):
         create_optimizer(base.requires_grad_(False), torch.optim.AdamW, lr=1e-3, pre_lr_ratio=1)

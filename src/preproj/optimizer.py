@@ -1,5 +1,6 @@
 """An optimiser in which the pre-projection learns at a rate of its own."""
 
+import math
 from typing import Any
 
 from torch import nn
@@ -22,10 +23,10 @@ def create_optimizer(
         kwargs: further options of the optimiser.
 
     Raises:
-        ValueError: if ``pre_lr_ratio`` is not above 0, or the model has no trainable weight.
+        ValueError: if ``pre_lr_ratio`` is no number above 0, or the model has no trainable weight.
     """
-    if not pre_lr_ratio > 0:
-        raise ValueError(f"pre_lr_ratio is {pre_lr_ratio}: expected a number above 0, such as 0.03.")
+    if isinstance(pre_lr_ratio, bool) or not isinstance(pre_lr_ratio, int | float) or not 0 < pre_lr_ratio < math.inf:
+        raise ValueError(f"pre_lr_ratio is {pre_lr_ratio!r}: expected a number above 0, such as 0.03.")
     trainable = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
     if not trainable:
         raise ValueError("the model has no trainable weight: put an adapter on it before the optimiser is made.")
