@@ -1,6 +1,8 @@
 """The command line: parses, calls, prints."""
 
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -85,16 +87,9 @@ def analyze(
 
     console = Console()
     _quiet()
-    try:
-        with console.status("measuring; the ablations take longest"):
-            content, folder = analyze_adapter(adapter, base, text, documents, tokens, ablations, out)
-    except RecipeError as error:
-        # Model and text are arguments here, not a recipe's keys.
-        typer.echo(f"preproj: {str(error).removeprefix('model.name: ').replace('--text.test', '--text')}", err=True)
-        raise typer.Exit(2) from error
-    except OSError as error:
-        typer.echo(f"preproj: {error.filename or adapter}: {error.strerror or error}.", err=True)
-        raise typer.Exit(1) from error
+    renamed = {"model.name: ": "", "--text.test": "--text"}  # arguments here, not a recipe's keys
+    with _sentences(RecipeError, adapter, renamed), console.status("measuring; the ablations take longest"):
+        content, folder = analyze_adapter(adapter, base, text, documents, tokens, ablations, out)
     print_tables(content, console)
     console.print(f"Written: {folder / 'analysis.json'}, {folder / 'layers.parquet'}", soft_wrap=True)
 
@@ -117,17 +112,12 @@ def probe(
     console = Console()
     _quiet()
     try:
-        loaded = load_recipe(recipe)
-        run = out or Path("runs") / loaded.name
-        finished = run_probe(loaded, run, console)
-        report = write_report(run)
-        print_table(run, console)
-    except (RecipeError, ReportError) as error:
-        typer.echo(f"preproj: {error}", err=True)
-        raise typer.Exit(2) from error
-    except OSError as error:
-        typer.echo(f"preproj: {error.filename or 'run folder'}: {error.strerror or error}.", err=True)
-        raise typer.Exit(1) from error
+        with _sentences((RecipeError, ReportError), "run folder"):
+            loaded = load_recipe(recipe)
+            run = out or Path("runs") / loaded.name
+            finished = run_probe(loaded, run, console)
+            report = write_report(run)
+            print_table(run, console)
     except KeyboardInterrupt as error:
         typer.echo("preproj: interrupted; the same command continues this run.", err=True)
         raise typer.Exit(130) from error
@@ -146,14 +136,8 @@ def figures(
     """Write every figure of a RUN as a file, with captions that state n, seeds and protocol."""
     from preproj.report import ReportError, write_figures
 
-    try:
+    with _sentences(ReportError, out):
         written = write_figures(run, out, file_format, style)
-    except ReportError as error:
-        typer.echo(f"preproj: {error}", err=True)
-        raise typer.Exit(2) from error
-    except OSError as error:
-        typer.echo(f"preproj: {error.filename or out}: {error.strerror or error}.", err=True)
-        raise typer.Exit(1) from error
     for path in written:
         typer.echo(path)
 
@@ -173,16 +157,34 @@ def compare(
     from preproj.report import ReportError, write_comparison
 
     console = Console()
-    try:
+    with _sentences(ReportError, out):
         written = write_comparison(sources, out, file_format, console)
-    except ReportError as error:
-        typer.echo(f"preproj: {error}", err=True)
-        raise typer.Exit(2) from error
-    except OSError as error:
-        typer.echo(f"preproj: {error.filename or out}: {error.strerror or error}.", err=True)
-        raise typer.Exit(1) from error
     for path in written:
         console.print(str(path), soft_wrap=True, highlight=False, markup=False)
+
+
+@contextmanager
+def _sentences(
+    mistakes: type[Exception] | tuple[type[Exception], ...], place: object, arguments: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """End the program with one sentence: status 2 for a user's mistake, 1 for what the system refuses.
+
+    Args:
+        mistakes: errors whose message is a sentence for the user.
+        place: named where an error of the system names no file.
+        arguments: what in a message is a recipe's key, and what it is called as an argument.
+    """
+    try:
+        yield
+    except mistakes as error:
+        said = str(error)
+        for key, argument in (arguments or {}).items():
+            said = said.replace(key, argument)
+        typer.echo(f"preproj: {said}", err=True)
+        raise typer.Exit(2) from error
+    except OSError as error:
+        typer.echo(f"preproj: {error.filename or place}: {error.strerror or error}.", err=True)
+        raise typer.Exit(1) from error
 
 
 def _quiet() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from preproj.adapter.layer import PreProjLayer, adapted_sites
 from preproj.analysis.branches import watched
 from preproj.analysis.documents import first_windows
+from preproj.analysis.weights import skip_of
 from preproj.modules import pre_project, weight_dtype
 
 
@@ -156,10 +157,8 @@ class _PermutationCheck:
 
 def _skip(layer: PreProjLayer, adapter: str) -> Callable[[Tensor], Tensor] | None:
     """Return W_skip as a function, or None where the adapter has none."""
-    linears = [linear for what, linear in layer.linears(adapter).items() if what.startswith("skip")]
-    if not linears:
-        return None
-    return lambda x_tilde: nn.Sequential(*linears)(x_tilde.to(weight_dtype(linears[0])))
+    skip = nn.Sequential(*skip_of(layer, adapter).values())
+    return (lambda x_tilde: skip(x_tilde.to(weight_dtype(skip)))) if skip else None
 
 
 def _pre(layer: PreProjLayer, adapter: str) -> Callable[[Tensor], Tensor]:
