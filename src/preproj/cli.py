@@ -69,9 +69,15 @@ def analyze(
     text: Annotated[
         str | None,
         typer.Option(
-            help="python-docs, or a file or folder of text; default: the held-out text of the run, or python-docs."
+            help="python-docs, a file or folder of text, or with --split a data set; default: the held-out text of the "
+            "run, or python-docs."
         ),
     ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Read --text as a data set, on the Hub or in a folder: its split of this name.")
+    ] = None,
+    config: Annotated[str | None, typer.Option(help="Which configuration of the data set.")] = None,
+    column: Annotated[str, typer.Option(help="Column or field that holds the text.")] = "text",
     documents: Annotated[int, typer.Option(min=1, help="Pieces of text to read.")] = 32,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of a piece.")] = 512,
     ablations: Annotated[
@@ -83,13 +89,15 @@ def analyze(
     from rich.console import Console
 
     from preproj.analysis.tables import print_tables
-    from preproj.probe.analyze import analyze_adapter
+    from preproj.probe.analyze import analyze_adapter, text_of
 
     console = Console()
     _quiet()
-    renamed = {"model.name: ": "", "--text.test": "--text"}  # arguments here, not a recipe's keys
+    # Arguments here, not a recipe's keys.
+    renamed = {"model.name: ": "", "--text.test": "--text", "--text.name": "--text", "--text.column": "--column"}
     with _sentences(RecipeError, adapter, renamed), console.status("measuring; the ablations take longest"):
-        content, folder = analyze_adapter(adapter, base, text, documents, tokens, ablations, out)
+        place = text_of(text, split, config, column, documents)
+        content, folder = analyze_adapter(adapter, base, place, documents, tokens, ablations, out)
     print_tables(content, console)
     console.print(f"Written: {folder / 'analysis.json'}, {folder / 'layers.parquet'}", soft_wrap=True)
 

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from typer.testing import CliRunner
@@ -250,3 +251,65 @@ def test_a_wrong_text_gives_one_sentence(adapter, tmp_path):
         f"preproj: --text: {tmp_path / 'none.txt'} does not exist; "
         "give a .txt, .raw, .jsonl or .parquet file, or a folder of such files.\n"
     )
+
+
+@pytest.fixture(scope="module")
+def data_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the Hub holds them, of one configuration; its second text is empty."""
+    folder = tmp_path_factory.mktemp("set")
+    (folder / "large").mkdir()
+    texts = ["", *(f"{name}. {WORDS}" for name in ("One", "Two", "Three", "Four"))]
+    Dataset.from_dict({"content": texts}).to_parquet(folder / "large/test.parquet")
+    (folder / "README.md").write_text("---\nconfigs:\n- config_name: large\n  data_dir: large\n---\n")
+    return folder
+
+
+@pytest.mark.parametrize(("split", "first"), [("test", "One"), ("test[1:3]", "Two")])
+def test_a_split_of_a_data_set_is_read_as_far_as_it_is_needed(split, first, adapter, data_set, tiny_base, tmp_path):
+    named = ("--text", data_set, "--split", split, "--config", "large", "--column", "content")
+    done = run(adapter[0], *named, "--documents", 2, "--tokens", 64, "--ablations", 0, "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    text = json.loads((tmp_path / "analysis.json").read_text("utf-8"))["text"]
+    start = ("One", "Two", "Three", "Four").index(first)
+    texts = [f"{name}. {WORDS}" for name in ("One", "Two", "Three", "Four")[start : start + 2]]
+    tokenizer = AutoTokenizer.from_pretrained(tiny_base)
+    assert text["documents"] == 2
+    assert text["tokens"] == sum(len(tokenizer(one, add_special_tokens=False).input_ids[:64]) for one in texts)
+    shown = split if "[" in split else f"{split}[:2]"
+    assert text["source"] == f"{data_set} large {shown}"
+    ids = [f"test:{start + 2 + n}" for n in range(2)]  # counted in rows, the empty one too
+    rows = (json.dumps(["test", *pair]).encode() + b"\n" for pair in zip(ids, texts, strict=True))
+    assert text["sha256"] == hashlib.sha256(b"".join(rows)).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--split", "test"), "--split is of a data set; name the data set with --text."),
+        (("--config", "large"), "--config is of a data set; name the data set with --text."),
+        (
+            ("--text", "a/b", "--config", "large"),
+            "--config is of a data set; name the split of a/b to read with --split.",
+        ),
+        (
+            ("--text", "a/b", "--split", "test[90%:]"),
+            "--split is test[90%:]: expected a split's name, or one with a number of documents, train[100:200].",
+        ),
+        (("--out", __file__), f"--out is {__file__}, a file; name a folder."),
+    ],
+)
+def test_options_that_do_not_go_together_give_one_sentence(options, sentence, adapter):
+    done = run(adapter[0], *options)
+    assert (done.exit_code, done.output) == (2, f"preproj: {sentence}\n")
+
+
+def test_a_missing_column_of_a_data_set_is_named_as_the_option_is(adapter, data_set):
+    done = run(adapter[0], "--text", data_set, "--split", "test")
+    assert done.output == "preproj: --column is text: --text has no such column; it has content.\n"
+
+
+def test_a_cell_without_an_adapter_gives_one_sentence(tmp_path):
+    (tmp_path / "metrics.json").write_text("{}")
+    done = run(tmp_path)
+    sentence = f"{tmp_path} is a cell without an adapter; give one whose method has pre or skip."
+    assert (done.exit_code, done.output) == (2, f"preproj: {sentence}\n")

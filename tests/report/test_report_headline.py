@@ -1,5 +1,7 @@
 """The headline says no more than the numbers do."""
 
+from dataclasses import replace
+
 import pytest
 from made_run import cell, made, pair
 
@@ -46,6 +48,27 @@ def test_an_interval_that_touches_zero_is_not_a_difference():
     assert "not distinguishable in document perplexity" in said
     assert "n = 500 would show 30.0 points" in said
     assert "better in" not in said
+
+
+@pytest.mark.parametrize(("p_holm", "clear"), [(0.19, False), (0.04, True)])
+def test_a_difference_whose_corrected_p_value_is_no_evidence_is_none(p_holm, clear):
+    compared = pair("pre+skip", "lora", (-0.5, -0.1), NO)
+    differences = {name: replace(one, p_holm=p_holm) for name, one in compared.differences.items()}
+    said = say((cell("lora", 10, 30), cell("pre+skip", 10, 29)), [replace(compared, differences=differences)])
+    assert ("better in document perplexity" in said) is clear
+    assert ("So pre+skip beats lora in this run" in said) is clear
+    assert ("−0.10], not distinguishable)" in said) is not clear
+
+
+def test_no_number_of_items_is_named_where_two_methods_agree_on_every_item():
+    compared = pair("pre+skip", "lora", NO, (0.0, 0.0))
+    same = replace(compared.differences["last_word/acc"], detectable=0.0)
+    said = say(
+        (cell("lora", 10), cell("pre+skip", 10)),
+        [replace(compared, differences={**compared.differences, "last_word/acc": same})],
+    )
+    assert "would show 0.0" not in said
+    assert "would show" in said
 
 
 @pytest.mark.parametrize(

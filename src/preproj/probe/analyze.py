@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset, load_from_disk
 from peft import PeftModel
+from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
 from preproj.analysis import analyze
@@ -22,7 +23,6 @@ from preproj.probe.corpus import Corpus
 from preproj.probe.environment import describe_environment
 from preproj.probe.errors import RecipeError
 from preproj.probe.files import write_json
-from preproj.probe.python_docs import python_docs
 from preproj.probe.recipe import Text
 from preproj.probe.sources import read_text
 from preproj.probe.trained_adapter import TrainedAdapter, find_adapter
@@ -31,15 +31,45 @@ FORMAT_VERSION = 1
 PYTHON_DOCS = "python-docs"
 
 
+def text_of(text: str | None, split: str | None, config: str | None, column: str, documents: int) -> Text | None:
+    """Return the text that ``--text``, ``--split``, ``--config`` and ``--column`` name, or None where they name none.
+
+    Args:
+        text: ``python-docs``, a file or folder of text, or the name or folder of a data set.
+        split: of the data set, perhaps with a part at its end, ``train[100:200]``; None where ``text`` is none.
+        config: of the data set.
+        column: of the data set, or field of a file, that holds the text.
+        documents: so many of a split without a part are read.
+
+    Raises:
+        RecipeError: if they do not go together.
+    """
+    if text is None and (split or config):
+        raise RecipeError(f"{'--split' if split else '--config'} is of a data set; name the data set with --text.")
+    if config and not split:
+        raise RecipeError(f"--config is of a data set; name the split of {text} to read with --split.")
+    if text is None:
+        return None
+    if split is None:
+        return Text() if text == PYTHON_DOCS else Text(source="files", test=text, column=column)
+    part = split if split.endswith("]") else f"{split}[:{documents}]"
+    try:
+        return Text(source="datasets", name=text, config=config, test=part, column=column, streaming=True)
+    except ValidationError as error:
+        raise RecipeError(
+            f"--split is {split}: expected a split's name, or one with a number of documents, train[100:200]."
+        ) from error
+
+
 def analyze_adapter(
-    path: Path, base: str | None, text: str | None, documents: int, tokens: int, ablations: int, out: Path | None
+    path: Path, base: str | None, text: Text | None, documents: int, tokens: int, ablations: int, out: Path | None
 ) -> tuple[dict[str, Any], Path]:
     """Analyse an adapter, and write ``layers.parquet`` and ``analysis.json``.
 
     Args:
         path: an adapter's folder, or a cell of a run.
         base: the base model, where it is not the one that the run or the adapter names.
-        text: ``python-docs``, or a file or folder of text; None takes the run's own held-out text, else python-docs.
+        text: where it is; None takes the run's own held-out text, else that of python-docs.
         documents: so many pieces of text are read, each one forward pass; the first so many documents take turns.
         tokens: length of a piece.
         ablations: so many pieces of full length are read for each ablation; 0 leaves ablations out.
@@ -51,6 +81,8 @@ def analyze_adapter(
     Raises:
         RecipeError: for what cannot be found, read or put together.
     """
+    if out is not None and out.is_file():
+        raise RecipeError(f"--out is {out}, a file; name a folder.")
     adapter = find_adapter(path, base)
     source, read = _documents(adapter, text, documents)
     tokenizer = load_tokenizer(adapter.base)
@@ -100,7 +132,7 @@ def _whole_pieces(model: PeftModel, pieces: list[list[int]], length: int, ablati
     }
 
 
-def _documents(adapter: TrainedAdapter, text: str | None, documents: int) -> tuple[str, Dataset]:
+def _documents(adapter: TrainedAdapter, text: Text | None, documents: int) -> tuple[str, Dataset]:
     """Return the name of a text and its first documents: ``id`` and ``text``."""
     if text is None and adapter.run and adapter.recipe:
         split = adapter.recipe.evaluation.split
@@ -108,12 +140,10 @@ def _documents(adapter: TrainedAdapter, text: str | None, documents: int) -> tup
         if not held_out.is_dir():
             raise RecipeError(f"{held_out} is missing: the run was copied without its text; name a text with --text.")
         return f"{adapter.recipe.name}, {split}", _first(load_from_disk(str(held_out)), documents)
-    if text in (None, PYTHON_DOCS):
-        corpus = python_docs()
-        return f"{corpus.source}, test", _first(corpus.splits["test"], documents)
     with tempfile.TemporaryDirectory() as folder:
-        corpus = read_text(Text(source="files", test=text), Path(folder), "--text")
-        return corpus.source, Dataset.from_list(list(_first(corpus.splits["test"], documents)))  # no longer on disk
+        corpus = read_text(text or Text(), Path(folder), "--text")
+        source = corpus.source if text and text.test else f"{corpus.source}, test"
+        return source, Dataset.from_list(list(_first(corpus.splits["test"], documents)))  # no longer on disk
 
 
 def _first(documents: Dataset, count: int) -> Dataset:

@@ -73,6 +73,8 @@ def find_adapter(path: Path, base: str | None = None) -> TrainedAdapter:
         raise RecipeError(f"{path} is no folder; give an adapter's folder or a cell of a run.")
     folder = path if (path / CONFIG).is_file() else path / "adapter"
     if not (folder / CONFIG).is_file():
+        if (path / "metrics.json").is_file():
+            raise RecipeError(f"{path} is a cell without an adapter; give one whose method has pre or skip.")
         raise RecipeError(f"{path} has no {CONFIG}; give an adapter's folder or a cell of a run, cells/METHOD/seed0.")
     try:
         config = PeftConfig.from_pretrained(str(folder))

@@ -68,6 +68,6 @@ def comparable(run: Run, pair: Pair) -> bool:
 
 def direction(measure: Measure, difference: Interval) -> Direction:
     """What a difference says of the first method of its pair."""
-    if difference.includes_zero:
+    if difference.unclear:
         return "not distinguishable"
     return "better" if (difference.low > 0) == measure.higher_is_better else "worse"

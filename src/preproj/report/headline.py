@@ -78,7 +78,7 @@ def _best(run: Run) -> list[str]:
     if lead is None:
         return [f"{said}."]
     middle, low, high = units.difference(measure, lead)
-    clear = "" if not lead.includes_zero else ", not distinguishable"
+    clear = ", not distinguishable" if lead.unclear else ""
     after = "next" if found.rival == found.ranked[1] else "next comparable"
     return [f"{said}; {after} {found.rival} ({first} − {found.rival}: {middle} [{low}, {high}]{clear})."]
 
@@ -107,7 +107,7 @@ def _numbers(measure: Measure, difference: Interval) -> str:
     middle, low, high = units.difference(measure, difference)
     unit = " points" if measure.kind == "accuracy" else ""
     found = f"{measure.label} ({middle}{unit} [{low}, {high}]"
-    if difference.includes_zero and difference.detectable is not None:
+    if difference.unclear and difference.detectable:  # 0 where the two agree on every item
         smallest, *_ = units.difference(measure, Interval(difference.detectable, difference.low, difference.high))
         found += f"; n = {units.whole(measure.items)} would show {smallest.lstrip('+')}{unit}"
     return f"{found})"

@@ -59,7 +59,7 @@ def build_page(run: Run, examples: tuple[Examples, ...]) -> Page:
     return Page(
         name=run.name,
         title=f"{run.name}: {base.name}",
-        base=f"Base model {base.name}: {units.whole(base.parameters)} frozen parameters, {base.dtype}.",
+        base=f"Base model {base.name}: {units.whole(base.parameters)} parameters, {base.dtype}.",
         note=base.note,
         warnings=warnings(run),
         verdict=verdict(run),

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+LEVEL = 0.05
+"""A corrected p-value above it is no evidence, whatever the interval says."""
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -54,6 +57,11 @@ class Interval:
     def includes_zero(self) -> bool:
         """Whether the data are compatible with no difference at all."""
         return self.holds(0)
+
+    @property
+    def unclear(self) -> bool:
+        """Whether interval or corrected p-value allow for no difference at all."""
+        return self.includes_zero or (self.p_holm is not None and self.p_holm > LEVEL)
 
     def holds(self, value: float) -> bool:
         """Whether the data are compatible with a value."""

@@ -8,9 +8,6 @@ from preproj.report import units
 from preproj.report.contest import Contest, Direction, comparable, contest, direction
 from preproj.report.records import Interval, Pair, Run
 
-LEVEL = 0.05
-"""A corrected p-value above it is no evidence, whatever the interval says."""
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -54,16 +51,11 @@ def _title(run: Run, found: Contest) -> str:
         return f"{'The untouched model' if first == run.baseline else first} stands alone"
     if found.lead is None or found.rival is None:
         return f"{first} scores best in {label}, with no fair rival"
-    if _unclear(found.lead):
+    if found.lead.unclear:
         return f"No clear winner: {_name(run, first)} and {_name(run, found.rival)} cannot be told apart"
     if first == run.baseline:
         return "No method beats the untouched model"
     return f"{first} wins in {label}" if found.rival == found.ranked[1] else f"{first} scores best in {label}"
-
-
-def _unclear(lead: Interval) -> bool:
-    """Whether interval or corrected p-value allow for no difference at all."""
-    return lead.includes_zero or (lead.p_holm is not None and lead.p_holm > LEVEL)
 
 
 def _which(run: Run, found: Contest) -> Answer:
@@ -73,7 +65,7 @@ def _which(run: Run, found: Contest) -> Answer:
             pair = run.pair(found.first, other)
             fair = "" if pair and comparable(run, pair) else ", no fair comparison"
             said.append(f"{_name(run, other)}: {_score(run, found, other)}{fair}")
-    unclear = found.lead is not None and _unclear(found.lead)
+    unclear = found.lead is not None and found.lead.unclear
     return Answer("Which method won?", "none clearly" if unclear else _name(run, found.first), tuple(said))
 
 
@@ -109,7 +101,7 @@ def _real(run: Run, found: Contest) -> Answer:
     seeds = len([row for row, _ in run.finished if row.method == found.first])
     if lead.includes_zero:
         answer = "not distinguishable"
-    elif _unclear(lead):
+    elif lead.unclear:
         answer = "not after correction"
     elif lead.over_seeds is None:
         answer = "for these items, yes"
