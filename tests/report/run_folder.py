@@ -41,6 +41,7 @@ def write_run(
     published: dict[str, Any] | None = None,
     steps: int = 60,
     layers: int = 6,
+    analysed: Sequence[str] = (),
 ) -> Path:
     """Writes the folder of a run whose cells have the numbers above, shifted a little by seed."""
     folder.mkdir(parents=True)
@@ -56,7 +57,10 @@ def write_run(
             row |= _numbers(method, seed)
             if not last_word:
                 del row["scores"]["last_word/acc"]
-            _write_cell(folder / "cells" / method / f"seed{seed}", method, seed, row, steps, layers)
+            cell = folder / "cells" / method / f"seed{seed}"
+            _write_cell(cell, method, seed, row, steps, layers)
+            if method in analysed:
+                _write_analysis(cell / "analysis", method, seed, layers)
         rows.append(row)
     finished = [m for m in methods if m not in failed and m not in missing]
     names = [name for name in MEASURES if last_word or name != "last_word/acc"]
@@ -224,6 +228,22 @@ def _layers(method: str, seed: int, layers: int) -> list[dict[str, Any]]:
         }
         for layer in range(layers if skip or pre else 0)
     ]
+
+
+def _write_analysis(folder: Path, method: str, seed: int, layers: int) -> None:
+    """Each layer's skip is worth a tenth more than the one below, its pre-projection nothing."""
+    folder.mkdir()
+    rows = []
+    for part in ("skip", "pre_projection"):
+        for group, members in [*((None, [i]) for i in range(layers)), ("late", [layers - 1]), ("all", range(layers))]:
+            value = sum(0.1 * i + 0.01 * seed for i in members) if part == "skip" else 0.0
+            rows.append({"part": part, "group": group, "layers": list(members), "perplexity": 30 + value})
+            rows[-1] |= {"value": value, "low": value - 0.05, "high": value + 0.07, "standard_error": 0.03}
+            rows[-1] |= {"detectable": 0.1}
+    having = [row for row in rows if row["part"].split("_")[0] in method]
+    cause = {"window": 128, "documents": 8, "skipped": 0, "perplexity": 30.0, "ablations": having}
+    text = {"source": "pages.txt", "sha256": "0123456789abcdef", "documents": 8, "pieces": 8, "tokens": 1024}
+    write_json(folder / "analysis.json", {"cause": cause, "text": text}, 1)
 
 
 def _write_record(folder: Path, methods: Sequence[str], seeds: Sequence[int]) -> None:

@@ -12,11 +12,17 @@ from preproj.report import write_figures
 from preproj.report.figures import FIGURES
 
 
+@pytest.fixture
+def analysed(build_run):
+    """A run that has every figure."""
+    return build_run(analysed=["pre+skip"])
+
+
 @pytest.mark.parametrize(("file_format", "begins"), [("pdf", b"%PDF"), ("svg", b"<"), ("png", b"\x89PNG")])
-def test_every_figure_becomes_a_file_and_again_the_same_one(demo, tmp_path, file_format, begins):
-    written = write_figures(demo, tmp_path / "a", file_format, "paper")
+def test_every_figure_becomes_a_file_and_again_the_same_one(analysed, tmp_path, file_format, begins):
+    written = write_figures(analysed, tmp_path / "a", file_format, "paper")
     assert [path.name for path in written] == [*(f"{name}.{file_format}" for name in FIGURES), "captions.md"]
-    for path, again in zip(written, write_figures(demo, tmp_path / "b", file_format, "paper"), strict=True):
+    for path, again in zip(written, write_figures(analysed, tmp_path / "b", file_format, "paper"), strict=True):
         assert path.read_bytes() == again.read_bytes()
         assert path.name == "captions.md" or path.read_bytes().startswith(begins)
 
@@ -73,8 +79,8 @@ def test_a_run_without_figures_says_so(build_run, tmp_path, monkeypatch):
     assert not (tmp_path / "figures").exists()
 
 
-def test_the_command_lists_what_it_wrote(demo, tmp_path):
-    done = CliRunner().invoke(app, ["figures", str(demo), "--out", str(tmp_path / "out")])
+def test_the_command_lists_what_it_wrote(analysed, tmp_path):
+    done = CliRunner().invoke(app, ["figures", str(analysed), "--out", str(tmp_path / "out")])
     assert done.exit_code == 0
     assert done.stdout.split() == [
         str(tmp_path / "out" / name) for name in (*(f"{n}.svg" for n in FIGURES), "captions.md")

@@ -8,6 +8,9 @@ from pathlib import Path
 FORMAT_VERSION = 2
 """The newest version of the run folder that this report reads."""
 
+ANALYSIS_VERSION = 1
+"""The newest version of `analysis.json` that this report reads."""
+
 AGAIN = "run `preproj probe` on the recipe again, it continues where the run stopped"
 
 
@@ -67,6 +70,12 @@ class Fields:
         value = self._get(key, "a list of texts", (list,))
         assert isinstance(value, list)
         return tuple(Fields({key: entry}, self.where, self.again).text(key) for entry in value)
+
+    def wholes(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers."""
+        value = self._get(key, "a list of whole numbers", (list,))
+        assert isinstance(value, list)
+        return tuple(Fields({key: entry}, self.where, self.again).whole(key) for entry in value)
 
     def pair(self, key: str) -> tuple[float, float]:
         """A pair of numbers."""

@@ -9,7 +9,14 @@ from preproj.report.cost_figure import draw_cost
 from preproj.report.curves_figure import draw_curves
 from preproj.report.drawn import Drawn
 from preproj.report.headline_figure import draw_headline
-from preproj.report.layer_figures import PRE_TO_INPUT, SKIP_NORM, SKIP_TO_ATTENTION, draw_layers
+from preproj.report.layer_figures import (
+    PRE_TO_INPUT,
+    SKIP_NORM,
+    SKIP_TO_ATTENTION,
+    WITHOUT_PRE,
+    WITHOUT_SKIP,
+    draw_layers,
+)
 from preproj.report.records import Run
 from preproj.report.style import REPORT, Medium, to_svg
 from preproj.report.table import to_csv
@@ -20,7 +27,9 @@ FIGURES = {
     "cost-quality": draw_cost,
     "skip-norm": lambda run, medium: draw_layers(run, medium, SKIP_NORM),
     "skip-to-attention": lambda run, medium: draw_layers(run, medium, SKIP_TO_ATTENTION),
+    "without-skip": lambda run, medium: draw_layers(run, medium, WITHOUT_SKIP),
     "pre-to-input": lambda run, medium: draw_layers(run, medium, PRE_TO_INPUT),
+    "without-pre": lambda run, medium: draw_layers(run, medium, WITHOUT_PRE),
 }
 """Every figure a report can have, in reading order; each becomes `figures/<name>.svg`."""
 

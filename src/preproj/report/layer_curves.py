@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from preproj.depth import MEASURES, depth, depth_over_seeds
-from preproj.report.fields import Fields, ReportError, read_json
+from preproj.report.fields import ANALYSIS_VERSION, Fields, ReportError, read_json
 from preproj.report.load import read_recipe
 from preproj.report.records import Interval
 from preproj.statistics import over_seeds
-
-ANALYSIS_VERSION = 1
-"""The newest version of `analysis.json` that is read."""
 
 Layers = tuple[Mapping[str, float | None], ...]
 """The measures of each layer, from the input up; None where the adapter has no such part."""

@@ -8,8 +8,10 @@ from typing import Literal, cast
 
 import yaml
 
-from preproj.report.fields import AGAIN, Fields, ReportError, read_json, read_lines, read_text
+from preproj.report.fields import AGAIN, ANALYSIS_VERSION, Fields, ReportError, read_json, read_lines, read_text
 from preproj.report.records import (
+    Ablation,
+    Analysis,
     Base,
     Corpus,
     Environment,
@@ -50,14 +52,15 @@ def load(run_dir: Path) -> Run:
     base, protocol = summary.child("base"), summary.child("protocol")
     baseline = summary.optional_text("baseline")
     methods = {method.text("method"): method.child("scores") for method in summary.children("methods")}
+    rows = tuple(_row(row, run_dir) for row in summary.children("rows"))
     return Run(
         name=summary.text("name"),
         base=Base(base.text("name"), base.text("dtype"), base.whole("parameters"), base.optional_text("note")),
-        protocol={name: protocol.text(name) for name in protocol.data},
+        protocol={name: protocol.text(name) for name in protocol.data} | _analysed(rows),
         baseline=baseline,
         reference=summary.optional_text("reference"),
         measures=tuple(map(_measure, summary.children("measures"))),
-        rows=tuple(_row(row, run_dir) for row in summary.children("rows")),
+        rows=rows,
         scores={name: _intervals(scores) for name, scores in methods.items()},
         pairs=tuple(map(_pair, summary.children("pairs"))),
         interactions=tuple(
@@ -150,6 +153,7 @@ def _row(fields: Fields, run_dir: Path) -> Row:
 def _result(fields: Fields, cell: Path) -> Result:
     metrics = read_json(cell / "metrics.json")
     scores = fields.child("scores")
+    analysis = _analysis(cell / "analysis" / "analysis.json")
     # The untouched model takes no steps and so writes no training log.
     training = read_lines(cell / "training.jsonl") if metrics.whole("steps") else ()
     return Result(
@@ -161,9 +165,50 @@ def _result(fields: Fields, cell: Path) -> Result:
         seconds=fields.number("seconds"),
         scores={name: scores.number(name) for name in scores.data},
         token_order=metrics.optional_text("token_order_sha256"),
-        layers=tuple(_layer(layer) for layer in metrics.children("layers")),
+        layers=tuple(_layer(layer, place, analysis) for place, layer in enumerate(metrics.children("layers"))),
         training=tuple(Step(step.whole("tokens"), step.number("loss")) for step in training),
+        analysis=analysis,
     )
+
+
+def _analysis(file: Path) -> Analysis | None:
+    """What `preproj analyze` left in a cell, if it ran there and measured causes."""
+    if not file.is_file():
+        return None
+    content = read_json(file, ANALYSIS_VERSION, f"run `preproj analyze {file.parent.parent}` again")
+    if content.data.get("cause") is None:
+        return None
+    cause, text = content.child("cause"), content.child("text")
+    return Analysis(
+        f"{cause.whole('documents')} pieces of {cause.whole('window')} tokens of {text.text('source')} "
+        f"(SHA-256 {text.text('sha256')[:12]}…)",
+        tuple(_ablation(row) for row in cause.children("ablations")),
+    )
+
+
+def _ablation(fields: Fields) -> Ablation:
+    part = fields.text("part")
+    if part not in ("skip", "pre_projection"):
+        raise ReportError(f"{fields.where}: 'part' is {part!r}, which is no known part; {fields.again}.")
+    return Ablation(
+        cast(Literal["skip", "pre_projection"], part),
+        fields.optional_text("group"),
+        fields.wholes("layers"),
+        _interval(fields),
+    )
+
+
+def _analysed(rows: tuple[Row, ...]) -> dict[str, str]:
+    """The protocol of the ablations, where there are any."""
+    texts = dict.fromkeys(row.result.analysis.text for row in rows if row.result and row.result.analysis)
+    if not texts:
+        return {}
+    return {
+        "ablations": (
+            "Perplexity without a part is that of `preproj analyze`, less that of the intact adapter, on "
+            f"{' and, for other cells, on '.join(texts)}; intervals are a paired bootstrap over pieces, 95 %."
+        )
+    }
 
 
 def _measure(fields: Fields) -> Measure:
@@ -238,7 +283,9 @@ def _tuning(fields: Fields) -> Tuning:
     return Tuning(fields.text("measure"), tuple(trials))
 
 
-def _layer(fields: Fields) -> Layer:
+def _layer(fields: Fields, place: int, analysis: Analysis | None) -> Layer:
+    ablations = analysis.ablations if analysis else ()
+    without = {one.part: one.rise for one in ablations if one.group is None and one.layers == (place,)}
     return Layer(
         layer=fields.whole("layer"),
         site=fields.text("site"),
@@ -246,4 +293,6 @@ def _layer(fields: Fields) -> Layer:
         initial_skip_norm=fields.optional_number("initial_skip_norm"),
         skip_to_attention=fields.optional_number("skip_to_attention"),
         pre_to_input=fields.optional_number("pre_to_input"),
+        without_skip=without.get("skip"),
+        without_pre=without.get("pre_projection"),
     )

@@ -138,8 +138,29 @@ class Tuning:
 
 
 @dataclass(frozen=True)
+class Ablation:
+    """What perplexity rises by when a part is switched off in some layers, of which a group has a name."""
+
+    part: Literal["skip", "pre_projection"]
+    group: str | None
+    layers: tuple[int, ...]
+    rise: Interval
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What `preproj analyze` found of a cell's adapter; `text` says what it was measured on."""
+
+    text: str
+    ablations: tuple[Ablation, ...]
+
+
+@dataclass(frozen=True)
 class Layer:
-    """What one adapted attention module learned; None where the method has no such part."""
+    """What one adapted attention module learned; None where the method has no such part, or was not measured.
+
+    `without_skip` and `without_pre` are what perplexity rises by when that part of this layer alone is switched off.
+    """
 
     layer: int
     site: str
@@ -147,6 +168,8 @@ class Layer:
     initial_skip_norm: float | None
     skip_to_attention: float | None
     pre_to_input: float | None
+    without_skip: Interval | None = None
+    without_pre: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -171,6 +194,7 @@ class Result:
     token_order: str | None
     layers: tuple[Layer, ...]
     training: tuple[Step, ...]
+    analysis: Analysis | None = None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,10 @@ PARTS = {
     "Result": (("headline",), ("scores", "differences")),
     "Learning": (("learning-curves",), ()),
     "Cost against quality": (("cost-quality",), ("cost",)),
-    "Layer by layer": (("skip-norm", "skip-to-attention", "pre-to-input"), ()),
+    "Layer by layer": (
+        ("skip-norm", "skip-to-attention", "without-skip", "pre-to-input", "without-pre"),
+        ("ablations",),
+    ),
     "Items won and lost": ((), ()),
     "More numbers": ((), ("seeds", "pairs", "interactions", "tuning", "published")),
 }

@@ -18,6 +18,8 @@ WORDING = {
 }
 """What else differs between the methods of a pair, as tables say it."""
 
+RISE = Measure("ablations/perplexity", "ablations", "perplexity", "perplexity", 0)
+
 
 def tables(run: Run) -> tuple[Table, ...]:
     """Puts the numbers of a run into tables.
@@ -30,7 +32,7 @@ def tables(run: Run) -> tuple[Table, ...]:
     """
     others = [other for other in (run.baseline, run.reference) if other is not None]
     found = [_scores(run), *(_differences(run, other) for other in others), _cost(run), _cells(run), _all_pairs(run)]
-    found += [_interactions(run), _tuning(run), _published(run)]
+    found += [_ablations(run), _interactions(run), _tuning(run), _published(run)]
     return tuple(table for table in found if table is not None and table.rows)
 
 
@@ -205,6 +207,22 @@ def _interactions(run: Run) -> Table:
     titles = ("parts", *_titles(run.measures, unit=True)[1:])
     caption = "Interactions: gain of both parts together minus the sum of each one's gain"
     return Table("interactions", caption, titles, rows)
+
+
+def _ablations(run: Run) -> Table:
+    """What perplexity rises by without a part in a group of layers, where cells were analysed."""
+    rows = []
+    for row, result in run.finished:
+        ablations = result.analysis.ablations if result.analysis else ()
+        for one in (one for one in ablations if one.group is not None):
+            span = f"{one.group}: {one.layers[0]}–{one.layers[-1]}"
+            middle, low, high = units.difference(RISE, one.rise)
+            rise = Cell(middle, (f"[{low}, {high}]",), _values(one.rise))
+            part = one.part.replace("_", "-")
+            rows.append((_head(run, row.method), Cell(str(row.seed)), Cell(part), Cell(span), rise))
+    titles = ("method", "seed", "without", "layers", "Δ perplexity")
+    caption = "What groups of layers are worth: perplexity without a part of them"
+    return Table("ablations", caption, titles, tuple(rows), heads=4)
 
 
 def _tuning(run: Run) -> Table | None:
