@@ -53,7 +53,7 @@ def _worth(title: str, part: str, label: str, interval: Callable[[Layer], Interv
         f"{title}: what perplexity rises by when {part} of one layer is switched off. Bars are 95 % intervals over the "
         "text, where there is one seed.",
         label,
-        lambda layer: (rise := interval(layer)) and rise.value,
+        lambda layer: rise.value if (rise := interval(layer)) else None,
         interval=interval,
         protocol=("training", "ablations"),
     )
@@ -134,4 +134,4 @@ def draw_layers(run: Run, medium: Medium, figure: LayerFigure) -> Drawn | None:
 def _beside(figure: LayerFigure, layer: Layer) -> tuple[float | None, float | None, float | None]:
     """The value before training, and the ends of the interval."""
     rise = figure.interval(layer)
-    return figure.start(layer), rise and rise.low, rise and rise.high
+    return figure.start(layer), *((rise.low, rise.high) if rise else (None, None))
