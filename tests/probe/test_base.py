@@ -24,7 +24,16 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from preproj.probe.base import PACKAGED, Base, context_length, load_model, load_tokenizer, resolve_base
+from preproj.probe import base as base_module
+from preproj.probe.base import (
+    PACKAGED,
+    Base,
+    context_length,
+    load_config,
+    load_model,
+    load_tokenizer,
+    resolve_base,
+)
 from preproj.probe.errors import RecipeError
 
 LLAMA = {
@@ -143,6 +152,25 @@ def test_a_hub_model_that_is_neither_cached_nor_reachable_is_told_in_one_sentenc
     for load in (lambda: load_model(base, "float32"), lambda: load_tokenizer(base)):
         with pytest.raises(RecipeError, match=r"^model\.name: nobody/no-such-model cannot be loaded: [^\n]+\.$"):
             load()
+
+
+def test_a_hub_model_without_network_is_told_in_seconds(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing answers there
+    begin = time.monotonic()
+    with pytest.raises(
+        RecipeError, match=r"^model\.name: nobody/no-such-model cannot be had from the Hub: .*before\.$"
+    ):
+        load_config(resolve_base("nobody/no-such-model"))
+    assert time.monotonic() - begin < 15
+
+
+def test_a_hub_model_of_the_cache_is_not_asked_for(monkeypatch, tmp_path):
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: str(tmp_path / file))
+    monkeypatch.setattr(huggingface_hub, "HfApi", None)  # would fail
+    LlamaConfig(**LLAMA).save_pretrained(tmp_path)
+    monkeypatch.setattr(base_module, "_source", lambda base: str(tmp_path))
+    assert load_config(Base("someone/model", None, None)).hidden_size == LLAMA["hidden_size"]
 
 
 def test_context_length():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
 from filelock import FileLock
 from safetensors import SafetensorError
@@ -21,8 +22,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from preproj.probe.errors import RecipeError
+from preproj.probe.errors import RecipeError, first_line
 from preproj.probe.files import cache_folder
+from preproj.probe.hub import hub_commit
 
 PACKAGED = "smollm2-135m-instruct"
 
@@ -67,11 +69,13 @@ def resolve_base(name: str) -> Base:
 
 
 def load_config(base: Base) -> PretrainedConfig:
-    """Load the model's configuration.
+    """Load the model's configuration, the first thing that is loaded of a model.
 
     Raises:
         RecipeError: if it cannot be had.
     """
+    if base.path is None and not isinstance(huggingface_hub.try_to_load_from_cache(base.name, "config.json"), str):
+        hub_commit("model", "model.name", base.name, f"a model's folder or {PACKAGED}")
     return _from_pretrained(AutoConfig, base.name, _source(base), local_files_only=base.path is not None)
 
 
@@ -129,8 +133,7 @@ def _from_pretrained(loader: Any, name: str, source: str, **options: Any) -> Any
     try:
         return loader.from_pretrained(source, trust_remote_code=False, **options)
     except (ImportError, OSError, ValueError, SafetensorError) as error:
-        first_line = str(error).strip().split("\n")[0].rstrip(".:")
-        raise RecipeError(f"model.name: {name} cannot be loaded: {first_line}.") from error
+        raise RecipeError(f"model.name: {name} cannot be loaded: {first_line(error)}.") from error
 
 
 def _packaged_folder() -> Path:

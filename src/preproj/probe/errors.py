@@ -3,3 +3,8 @@
 
 class RecipeError(ValueError):
     """A mistake in a recipe or in what it points to, told in one sentence that says how to put it right."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return what a library's error says first, without its full stop; its name where it says nothing."""
+    return str(error).strip().split("\n")[0].rstrip(".:") or type(error).__name__

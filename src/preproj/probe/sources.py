@@ -11,17 +11,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 from datasets import Dataset, ReadInstruction, load_dataset
 from datasets.exceptions import DatasetsError
 
 from preproj.probe.corpus import RETENTION, Corpus, Document, check_held_out, store
-from preproj.probe.errors import RecipeError
+from preproj.probe.errors import RecipeError, first_line
+from preproj.probe.hub import hub_commit
 from preproj.probe.python_docs import python_docs
 from preproj.probe.recipe import Data, Text
 from preproj.probe.wikitext import articles
-
-HUB_SECONDS = 10
 
 _SUFFIXES = (".txt", ".raw", ".jsonl", ".parquet")
 _EXPECTED = "a .txt, .raw, .jsonl or .parquet file, or a folder of such files"
@@ -196,20 +194,11 @@ def _column(key: str, name: str, dataset: Any, column: str) -> Iterator[tuple[st
 
 
 def _revision(data: Text, section: str) -> str | None:
-    """Return the commit on the Hub, so that all splits are of one; this also finds out quickly if there is none.
-
-    ``load_dataset`` tries again for half a minute.
-    """
-    name, revision = data.name or "", data.revision
-    if Path(name).is_dir() or huggingface_hub.constants.HF_HUB_OFFLINE:
-        return revision
-    try:
-        return huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=HUB_SECONDS).sha
-    except Exception as error:  # the Hub's client lets through whatever its HTTP library raises
-        raise RecipeError(
-            f"{section}.name: {name} cannot be had from the Hub: {_first_line(error)}; give a name there or a folder "
-            "of a data set, or set HF_HUB_OFFLINE=1 to use a copy loaded before."
-        ) from error
+    """Return the commit on the Hub, so that all splits are of one."""
+    name = data.name or ""
+    if Path(name).is_dir():
+        return data.revision
+    return hub_commit("dataset", f"{section}.name", name, "a folder of a data set", data.revision)
 
 
 @contextmanager
@@ -219,8 +208,4 @@ def _one_sentence(key: str, what: str) -> Iterator[None]:
     except RecipeError:
         raise
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
-        raise RecipeError(f"{key}: {what} cannot be read: {_first_line(error.__cause__ or error)}.") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".:") or type(error).__name__
+        raise RecipeError(f"{key}: {what} cannot be read: {first_line(error.__cause__ or error)}.") from error
