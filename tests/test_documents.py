@@ -194,6 +194,7 @@ def test_the_public_names_are_pinned():
         "PreProjection",
         "__version__",
         "create_optimizer",
+        "hotswap_adapter",
         "params",
         "sites",
     ]

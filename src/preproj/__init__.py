@@ -5,6 +5,7 @@ Importing this package registers the method with PEFT, so that ``get_peft_model(
 """
 
 from preproj.adapter import PreProjConfig, PreProjModel
+from preproj.adapter.hotswap import hotswap_adapter
 from preproj.adapter.sites import sites
 from preproj.cost import params
 from preproj.modules import ContentSkip, PreProjection
@@ -18,6 +19,7 @@ __all__ = [
     "PreProjection",
     "__version__",
     "create_optimizer",
+    "hotswap_adapter",
     "params",
     "sites",
 ]

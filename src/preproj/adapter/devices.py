@@ -1,15 +1,35 @@
 """Where attention computes, also while accelerate keeps its weights elsewhere."""
 
+from itertools import chain
+
 import torch
 from torch import Tensor, nn
 
 CHILD = "preproj"  # the name of our layer in an attention module
 
 
-def base_weight(attention: nn.Module) -> Tensor:
-    """Return a weight of the base attention, a floating-point one if there is one, for its device and dtype."""
-    weights = [weight for name, weight in attention.named_parameters() if not name.startswith(f"{CHILD}.")]
-    return next((weight for weight in weights if weight.is_floating_point()), weights[0])
+def base_weight(module: nn.Module) -> Tensor:
+    """Return the first weight of the base in a module; GPTQ and its kin keep theirs as buffers."""
+    weights = chain(module.named_parameters(), module.named_buffers())
+    return next(weight for name, weight in weights if not name.startswith(f"{CHILD}."))
+
+
+def compute_dtype(model: nn.Module, attention: nn.Module) -> torch.dtype:
+    """Return the dtype an attention module computes in.
+
+    That is its weights', or where they are quantised what bitsandbytes calls the compute dtype; where it is not said,
+    the dtype of the first weight of the model, its embedding.
+    """
+    stored = base_weight(attention).dtype
+    if _can_compute(stored):
+        return stored
+    stated = (getattr(part, "compute_dtype", None) for part in attention.modules())
+    found = (weight.dtype for weight in model.parameters())
+    return next(dtype for dtype in chain(stated, found) if dtype is not None and _can_compute(dtype))
+
+
+def _can_compute(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize > 1  # one byte holds float8
 
 
 def execution_device(module: nn.Module) -> torch.device | None:

@@ -14,8 +14,9 @@ from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, set_adapter
 from peft.utils.other import AuxiliaryTrainingWrapper, get_pattern_key
 from torch import nn
 
+from preproj.adapter.combination import check_same_layers, combine_skips, combined_config
 from preproj.adapter.config import PreProjConfig, inner_size
-from preproj.adapter.devices import CHILD, base_weight
+from preproj.adapter.devices import CHILD, compute_dtype
 from preproj.adapter.layer import BASE, CANNOT_MERGE, PreProjLayer, adapted_sites, drop_hooks
 from preproj.adapter.sites import NotUnderstoodError, Site, hidden_size_of, name_one_of, own_site, site_of, sites
 
@@ -140,13 +141,42 @@ class PreProjModel(BaseTuner):
         return {key: weight for key, weight in weights.items() if f".{cls.prefix}" in key}
 
     def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
-        """Have the adapter in float32, beside a float64 base in float64, or without autocast in the base's dtype."""
+        """Have the adapter in float32, beside a float64 base in float64, or without autocast as attention computes."""
         for _, attention, layer in adapted_sites(self.model):
-            dtype = base_weight(attention).dtype
+            dtype = compute_dtype(self.model, attention)
             if autocast_adapter_dtype and dtype != torch.float64:
                 dtype = torch.float32
             for linear in layer.linears(adapter_name).values():
                 linear.to(dtype)
+
+    def add_weighted_adapter(
+        self, adapters: Sequence[str], weights: Sequence[float], adapter_name: str, combination_type: str = "linear"
+    ) -> None:
+        """Add an adapter whose content skip is the weighted sum of others', in each layer and exactly.
+
+        Args:
+            adapters: names of loaded adapters without a pre-projection.
+            weights: one number for each, of any sign.
+            adapter_name: name of the sum.
+            combination_type: ``"linear"`` adds dense skips; ``"cat"`` joins the factors of skips of low rank, so that
+                the sum has the sum of their ranks.
+
+        Raises:
+            ValueError: where the sum is not defined, or the arguments do not fit each other; nothing changes then.
+        """
+        if adapter_name in self.peft_config:
+            raise ValueError(f"adapter_name is {adapter_name!r}, which is loaded already: choose another.")
+        config = combined_config(self.peft_config, adapters, weights, combination_type)
+        check_same_layers([layer for _, _, layer in adapted_sites(self.model)], adapters)
+        self.peft_config[adapter_name] = config
+        try:
+            self.inject_adapter(self.model, adapter_name)
+        except Exception:
+            del self.peft_config[adapter_name]
+            raise
+        for _, _, layer in adapted_sites(self.model):
+            if layer.linears(adapter_name):
+                combine_skips(layer, adapters, weights, adapter_name)
 
     def set_adapter(self, adapter_name: str | list[str], inference_mode: bool = False) -> None:
         """Make adapters of ours the active ones; another method beside us keeps its own."""
