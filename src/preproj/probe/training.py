@@ -232,4 +232,3 @@ class _Log(TrainerCallback, ExportableState):
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must carry."""
         return {"args": {}, "attributes": {"seconds": self.seconds}}
-
