@@ -188,6 +188,13 @@ def _sentences(
     except OSError as error:
         typer.echo(f"preproj: {error.filename or place}: {error.strerror or error}.", err=True)
         raise typer.Exit(1) from error
+    except (MemoryError, RuntimeError) as error:
+        from preproj.probe.ending import is_out_of_memory, out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        typer.echo(f"preproj: {place}: {out_of_memory()}.", err=True)
+        raise typer.Exit(1) from error
 
 
 def _quiet() -> None:

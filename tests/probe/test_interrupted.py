@@ -1,75 +1,16 @@
 """Cells that are killed at any moment, and checkpoints that are cut short: they end like an uninterrupted cell."""
 
-import multiprocessing
 import random
 import shutil
-import time
 from pathlib import Path
 
 import pytest
-import yaml
+from one_cell import METHOD, SEED, cell_process, check_equal
 from test_training import Killed, new_weights, run, stop_at
-from typer.testing import CliRunner
 
-from preproj.cli import app
 from preproj.probe.cell import cell_folder
 from preproj.probe.checkpoints import MANIFEST, newest_whole, seal
 from preproj.probe.files import read_json, read_jsonl
-
-METHOD, SEED = "pre+skip", 0
-# A server that has imported everything: its children start at once, and torch has not run in it.
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["preproj.probe.cell"])
-
-
-def one_cell(run: str) -> None:
-    import torch
-
-    from preproj.probe.cell import cell_folder, run_cell
-    from preproj.probe.files import clear_unfinished
-
-    torch.set_num_threads(1)
-    clear_unfinished(cell_folder(Path(run), METHOD, SEED))  # as the cell's own process does
-    run_cell(Path(run), METHOD, SEED)
-
-
-def cell_process(run: Path) -> multiprocessing.Process:
-    process = CONTEXT.Process(target=one_cell, args=(str(run),))
-    process.start()
-    return process
-
-
-@pytest.fixture(scope="module")
-def prepared(tiny_recipe, tmp_path_factory):
-    """A run whose text is prepared, and the same with its cell finished by one process, and its seconds."""
-    folder = tmp_path_factory.mktemp("interrupted")
-    recipe = {**tiny_recipe, "methods": [METHOD], "training": {**tiny_recipe["training"], "save_steps": 2}}
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("preproj.probe.runner._run_cells", lambda *args: None)
-        CliRunner().invoke(app, ["probe", str(folder / "recipe.yaml"), "--out", str(folder / "begun")])
-    for _ in "warm-up", "measured":
-        shutil.rmtree(folder / "whole", ignore_errors=True)
-        shutil.copytree(folder / "begun", folder / "whole")
-        started = time.monotonic()
-        process = cell_process(folder / "whole")
-        process.join()
-        seconds = time.monotonic() - started
-        assert process.exitcode == 0
-    return folder / "begun", folder / "whole", seconds
-
-
-def check_equal(run: Path, whole: Path) -> None:
-    ours, theirs = (cell_folder(folder, METHOD, SEED) for folder in (run, whole))
-    names = {path.relative_to(theirs) for path in theirs.rglob("*")}
-    assert {path.relative_to(ours) for path in ours.rglob("*")} == names
-    for name in names:
-        if (theirs / name).is_file() and name.name not in ("trained.json", "metrics.json"):
-            assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
-    measured = ("seconds", "tokens_per_second", "peak_memory_bytes")
-    for name in ("trained.json", "metrics.json"):
-        mine, others = ({k: v for k, v in read_json(f / name).items() if k not in measured} for f in (ours, theirs))
-        assert mine == others
 
 
 def kill_and_finish(begun: Path, run: Path, delays: list[float]) -> list[float]:
@@ -91,8 +32,8 @@ def kill_and_finish(begun: Path, run: Path, delays: list[float]) -> list[float]:
     return killed
 
 
-def test_a_cell_killed_three_times_ends_like_an_uninterrupted_one(prepared, tmp_path):
-    begun, whole, seconds = prepared
+def test_a_cell_killed_three_times_ends_like_an_uninterrupted_one(one_cell_run, tmp_path):
+    begun, whole, seconds = one_cell_run
     rows = len(read_jsonl(cell_folder(whole, METHOD, SEED) / "training.jsonl"))
     assert rows == read_json(cell_folder(whole, METHOD, SEED) / "metrics.json")["steps"] == 20
     killed = kill_and_finish(begun, tmp_path / "run", [0.5 * seconds, 0.6 * seconds, 0.4 * seconds])
@@ -101,8 +42,8 @@ def test_a_cell_killed_three_times_ends_like_an_uninterrupted_one(prepared, tmp_
 
 
 @pytest.mark.slow
-def test_a_cell_killed_at_twenty_random_moments_ends_like_an_uninterrupted_one(prepared, tmp_path):
-    begun, whole, seconds = prepared
+def test_a_cell_killed_at_twenty_random_moments_ends_like_an_uninterrupted_one(one_cell_run, tmp_path):
+    begun, whole, seconds = one_cell_run
     seed = random.randrange(2**32)
     print("seed of the moments:", seed)
     moments, kills, runs = random.Random(seed), 0, 0

@@ -1,6 +1,5 @@
 """Batches that do not fit: split with the same result, found by trying, and told in one sentence."""
 
-import multiprocessing
 import resource
 from pathlib import Path
 
@@ -8,18 +7,17 @@ import numpy as np
 import pytest
 import torch
 from naive import tiny_model
+from one_cell import CONTEXT
 from pydantic import ValidationError
 from test_training import BLOCKS, SETTINGS, Killed, new_weights, stop_at
 
+from preproj.probe.ending import is_out_of_memory
 from preproj.probe.files import read_jsonl
-from preproj.probe.memory import is_out_of_memory
 from preproj.probe.methods import attach
 from preproj.probe.recipe import Training
 from preproj.probe.training import train
 
 FOUR = SETTINGS.changed(batch_size=4, tokens=16 * 4 * 6, save_steps=2)
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["preproj.probe.cell"])
 
 
 def run(folder: Path, settings: Training, method: str = "pre+skip", refuse=None, on_step=lambda step: None):

@@ -12,6 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from preproj.probe.errors import RecipeError
+from preproj.whole import whole_file
 
 FORMAT_VERSION = 2
 
@@ -26,15 +27,8 @@ def cache_folder() -> Path:
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` under a temporary name and rename it, so that a reader sees all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as temporary:
+        temporary.write_text(text, "utf-8")
 
 
 @contextmanager

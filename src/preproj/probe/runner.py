@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from preproj.probe.base import Base, load_config, load_tokenizer, resolve_base
 from preproj.probe.cell import cell_folder, trial_units, work_units
 from preproj.probe.continuity import check_recipe, describe_inputs, go_on
+from preproj.probe.ending import why
 from preproj.probe.environment import describe_environment
 from preproj.probe.errors import RecipeError
 from preproj.probe.files import read_json, write_json, write_text
@@ -220,7 +221,8 @@ class _Parts:
         code = _run_module(module, arguments, log, self.base, self._show)
         if code:
             self.progress.console.print(
-                f"{name} stopped with exit code {code}: {_last_line(log)} (see {log}). The same command tries again."
+                f"{name} stopped with exit code {code}: {why(code, folder, _last_line(log))} (see {log}). "
+                "The same command tries again."
             )
         self.skip(units)
 

@@ -27,8 +27,8 @@ from transformers.trainer_callback import ExportableState
 from preproj.optimizer import create_optimizer
 from preproj.probe.attached import Attached
 from preproj.probe.checkpoints import checkpoint_folder, newest_whole, seal
+from preproj.probe.ending import is_out_of_memory
 from preproj.probe.files import named, write_jsonl
-from preproj.probe.memory import is_out_of_memory
 from preproj.probe.recipe import Training
 from preproj.probe.trackers import TensorBoard
 
@@ -90,7 +90,7 @@ def train(
 
     Raises:
         NonFiniteLossError: if the loss is not finite.
-        MemoryError, RuntimeError: if memory runs out, see :func:`preproj.probe.memory.is_out_of_memory`.
+        MemoryError, RuntimeError: if memory runs out, see :func:`preproj.probe.ending.is_out_of_memory`.
     """
     order = block_order(len(blocks), settings.steps * settings.batch_size, seed)
     data, checkpoints = _Ordered(blocks, order), folder / "checkpoints"
