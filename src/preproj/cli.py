@@ -106,6 +106,9 @@ def analyze(
 def probe(
     recipe: Annotated[Path | None, typer.Argument(help="YAML recipe; without it the embedded demo runs.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/ and the recipe's name.")] = None,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Go on where base, text or packages changed since the start.")
+    ] = False,
 ) -> None:
     """Train and compare the methods of a RECIPE on a frozen model, and write a report.
 
@@ -123,7 +126,7 @@ def probe(
         with _sentences((RecipeError, ReportError), "run folder"):
             loaded = load_recipe(recipe)
             run = out or Path("runs") / loaded.name
-            finished = run_probe(loaded, run, console)
+            finished = run_probe(loaded, run, console, accept_changes)
             report = write_report(run)
             print_table(run, console)
     except KeyboardInterrupt as error:
@@ -192,6 +195,13 @@ def _sentences(
         raise typer.Exit(2) from error
     except OSError as error:
         typer.echo(f"preproj: {error.filename or place}: {error.strerror or error}.", err=True)
+        raise typer.Exit(1) from error
+    except (MemoryError, RuntimeError) as error:
+        from preproj.probe.ending import is_out_of_memory, out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        typer.echo(f"preproj: {place}: {out_of_memory()}.", err=True)
         raise typer.Exit(1) from error
 
 

@@ -2,15 +2,20 @@
 
 import copy
 import json
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from one_cell import METHOD, cell_process
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from typer.testing import CliRunner
 
+from preproj.cli import app
 from preproj.probe.corpus import Corpus
 from preproj.probe.python_docs import python_docs
 
@@ -108,3 +113,23 @@ def write_recipe(tmp_path: Path):
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def one_cell_run(tiny_recipe, tmp_path_factory):
+    """A run whose text is prepared, and the same with its cell finished by one process, and its seconds."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    recipe = {**tiny_recipe, "methods": [METHOD], "training": {**tiny_recipe["training"], "save_steps": 2}}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("preproj.probe.runner._run_cells", lambda *args: None)
+        CliRunner().invoke(app, ["probe", str(folder / "recipe.yaml"), "--out", str(folder / "begun")])
+    for _ in "warm-up", "measured":
+        shutil.rmtree(folder / "whole", ignore_errors=True)
+        shutil.copytree(folder / "begun", folder / "whole")
+        started = time.monotonic()
+        process = cell_process(folder / "whole")
+        process.join()
+        seconds = time.monotonic() - started
+        assert process.exitcode == 0
+    return folder / "begun", folder / "whole", seconds

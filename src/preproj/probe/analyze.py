@@ -26,6 +26,7 @@ from preproj.probe.files import write_json
 from preproj.probe.recipe import Text
 from preproj.probe.sources import read_text
 from preproj.probe.trained_adapter import TrainedAdapter, find_adapter
+from preproj.whole import whole_file
 
 FORMAT_VERSION = 1
 PYTHON_DOCS = "python-docs"
@@ -169,6 +170,5 @@ def _describe(adapter: TrainedAdapter) -> dict[str, Any]:
 def _write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
     types = {"layer": pa.int64(), "site": pa.string(), "token_class": pa.string(), "tokens": pa.int64()}
     schema = pa.schema([(name, types.get(name, pa.float64())) for name in rows[0]])
-    temporary = path.with_name(f".{path.name}.tmp")
-    pq.write_table(pa.Table.from_pylist(rows, schema), temporary)
-    temporary.replace(path)
+    with whole_file(path) as temporary:
+        pq.write_table(pa.Table.from_pylist(rows, schema), temporary)

@@ -3,8 +3,6 @@
 import hashlib
 import importlib.metadata
 import importlib.util
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from transformers import (
 )
 
 from preproj.probe.errors import RecipeError, first_line
-from preproj.probe.files import cache_folder
+from preproj.probe.files import cache_folder, whole_folder
 from preproj.probe.hub import hub_commit
 
 PACKAGED = "smollm2-135m-instruct"
@@ -153,11 +151,8 @@ def _packaged_folder() -> Path:
         # The system frees this lock when its holder dies, so whoever holds it may clear what a killed one left.
         with FileLock(cache / f"{folder.name}.lock"):
             if not folder.is_dir():
-                for leftover in cache.glob(f"{folder.name}.tmp-*"):
-                    shutil.rmtree(leftover)
-                temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=cache))
-                _convert(gguf, temporary)
-                temporary.rename(folder)
+                with whole_folder(folder) as temporary:
+                    _convert(gguf, temporary)
     return folder
 
 

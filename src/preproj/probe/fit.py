@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from preproj.probe.attached import Attached
-from preproj.probe.files import read_json, write_json
+from preproj.probe.files import read_json, whole_folder, write_json
 from preproj.probe.prepared import Prepared
 from preproj.probe.process import Progress
 from preproj.probe.recipe import Training
@@ -46,7 +46,7 @@ def fit(
         NonFiniteLossError: if the loss is not finite.
     """
     if method == "none":
-        record = dict.fromkeys(("learning_rate", "token_order_sha256", "tokens_per_second"))
+        record = dict.fromkeys(("learning_rate", "per_device_batch_size", "token_order_sha256", "tokens_per_second"))
         return {**record, "tokens": 0, "steps": 0, "seconds": {"train": 0.0}}
     trained_record = folder / "trained.json"
     if trained_record.exists():
@@ -65,13 +65,15 @@ def fit(
             report_to,
             run_name,
         )
-        attached.save(folder / "adapter")
+        with whole_folder(folder / "adapter") as adapter:
+            attached.save(adapter)
         write_json(
             trained_record,
             {
                 "learning_rate": learning_rate,
                 "tokens": settings.tokens,
                 "steps": settings.steps,
+                "per_device_batch_size": trained.per_device_batch_size,
                 "token_order_sha256": trained.token_order_sha256,
                 "tokens_per_second": settings.tokens / trained.seconds,
                 "seconds": {"train": trained.seconds},

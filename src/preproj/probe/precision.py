@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from preproj.probe.base import load_model, load_tokenizer, resolve_base
+from preproj.probe.ending import one_sentence
 from preproj.probe.evaluation import score_document, score_last_word
 from preproj.probe.files import write_json
 from preproj.probe.prepared import Prepared
@@ -73,4 +74,5 @@ def _warning(dtype: str, scores: dict[str, dict[str, Any]]) -> str | None:
 
 
 if __name__ == "__main__":
-    check_precision(Path(sys.argv[1]))
+    with one_sentence(Path(sys.argv[1])):
+        check_precision(Path(sys.argv[1]))

@@ -16,7 +16,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from preproj.probe.base import context_length
 from preproj.probe.corpus import RETENTION, Corpus, Document
 from preproj.probe.errors import RecipeError
-from preproj.probe.files import read_json, read_jsonl, write_jsonl
+from preproj.probe.files import read_json, read_jsonl, whole_folder, write_jsonl
 from preproj.probe.passages import Passage, last_word_passages
 from preproj.probe.recipe import Evaluation, Recipe
 from preproj.probe.tokenised import BLOCKS, TOKENS, tokenised
@@ -52,12 +52,9 @@ class Prepared:
 
     def write(self, run: Path) -> None:
         """Write ``run/data``, whole or not at all; what the cache holds is linked, where the file system can."""
-        folder, temporary = run / "data", run / ".data.tmp"
-        for leftover in (folder, temporary):
-            shutil.rmtree(leftover, ignore_errors=True)
-        shutil.copytree(self.folder, temporary, copy_function=_link)
-        write_jsonl(temporary / "passages.jsonl", map(asdict, self.passages))
-        temporary.rename(folder)
+        with whole_folder(run / "data") as folder:
+            shutil.copytree(self.folder, folder, copy_function=_link, dirs_exist_ok=True)
+            write_jsonl(folder / "passages.jsonl", map(asdict, self.passages))
 
     @classmethod
     def read(cls, run: Path, evaluation: Evaluation) -> "Prepared":

@@ -1,9 +1,7 @@
 """Frozen-probe training: the Trainer over packed blocks, in an order fixed by the seed."""
 
 import hashlib
-import json
 import math
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils.memory import clear_device_cache
 from torch import nn
 from torch.utils.data import Dataset, SequentialSampler
 from transformers import (
@@ -22,11 +21,14 @@ from transformers import (
     TrainingArguments,
     default_data_collator,
 )
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 
 from preproj.optimizer import create_optimizer
 from preproj.probe.attached import Attached
-from preproj.probe.files import read_jsonl, write_jsonl
+from preproj.probe.checkpoints import checkpoint_folder, newest_whole, seal
+from preproj.probe.ending import is_out_of_memory
+from preproj.probe.files import named, write_jsonl
 from preproj.probe.recipe import Training
 from preproj.probe.trackers import TensorBoard
 
@@ -41,10 +43,17 @@ class NonFiniteLossError(RuntimeError):
 
 @dataclass(frozen=True)
 class Trained:
-    """What training took: wall-clock ``seconds`` over all resumes, and a hash of the tokens in order."""
+    """What training took.
+
+    Attributes:
+        seconds: wall-clock, over all resumes.
+        token_order_sha256: hash of the tokens in order.
+        per_device_batch_size: blocks that were in memory at once, at the end.
+    """
 
     seconds: float
     token_order_sha256: str
+    per_device_batch_size: int
 
 
 def block_order(blocks: int, needed: int, seed: int) -> np.ndarray:
@@ -81,47 +90,89 @@ def train(
 
     Raises:
         NonFiniteLossError: if the loss is not finite.
+        MemoryError, RuntimeError: if memory runs out, see :func:`preproj.probe.ending.is_out_of_memory`.
     """
     order = block_order(len(blocks), settings.steps * settings.batch_size, seed)
-    checkpoints = folder / "checkpoints"
-    resume = _newest_whole_checkpoint(checkpoints)
-    log = _Log(folder / "training.jsonl", settings, on_step)
-    arguments = TrainingArguments(
-        output_dir=str(checkpoints),
-        per_device_train_batch_size=settings.batch_size,
-        max_steps=settings.steps,
-        learning_rate=learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=round(settings.warmup_ratio * settings.steps),
-        max_grad_norm=settings.max_grad_norm,
-        use_cpu=attached.model.device.type == "cpu",
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        save_steps=settings.save_steps,
-        save_total_limit=2,
-        seed=seed,
-        report_to=[tracker for tracker in report_to if tracker != "tensorboard"],
-        run_name=run_name,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        disable_tqdm=True,
-        remove_unused_columns=False,
-    )
-    trainer = _FrozenProbeTrainer(
-        attached,
-        args=arguments,
-        train_dataset=_Ordered(blocks, order),
-        data_collator=default_data_collator,
-        callbacks=[log, *([TensorBoard(folder / "tensorboard")] if "tensorboard" in report_to else [])],
-        optimizers=(_optimizer(attached, settings, learning_rate), None),
-    )
-    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    data, checkpoints = _Ordered(blocks, order), folder / "checkpoints"
+
+    def attempt(per_device: int) -> float:
+        log = _Log(folder / "training.jsonl", settings, per_device, on_step)
+        arguments = TrainingArguments(
+            output_dir=str(checkpoints),
+            per_device_train_batch_size=per_device,
+            gradient_accumulation_steps=settings.batch_size // per_device,
+            gradient_checkpointing=settings.gradient_checkpointing,
+            gradient_checkpointing_kwargs={"use_reentrant": False},
+            max_steps=settings.steps,
+            learning_rate=learning_rate,
+            lr_scheduler_type="cosine",
+            warmup_steps=round(settings.warmup_ratio * settings.steps),
+            max_grad_norm=settings.max_grad_norm,
+            use_cpu=attached.model.device.type == "cpu",
+            logging_steps=1,
+            logging_nan_inf_filter=False,
+            save_steps=settings.save_steps,
+            save_total_limit=2,
+            seed=seed,
+            report_to=[tracker for tracker in report_to if tracker != "tensorboard"],
+            run_name=run_name,
+            dataloader_pin_memory=torch.cuda.is_available(),
+            disable_tqdm=True,
+            remove_unused_columns=False,
+        )
+        trainer = _FrozenProbeTrainer(
+            attached,
+            args=arguments,
+            train_dataset=data,
+            data_collator=default_data_collator,
+            callbacks=[log, *([TensorBoard(folder / "tensorboard")] if "tensorboard" in report_to else [])],
+            optimizers=(_optimizer(attached, settings, learning_rate), None),
+        )
+        resume = newest_whole(checkpoints)
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        return log.seconds
+
+    seconds, per_device = _largest_that_fits(attempt, settings, attached.model, newest_whole(checkpoints))
     # The last update comes after the last loss.
     if not all(weight.isfinite().all() for weight in attached.model.parameters() if weight.requires_grad):
         raise NonFiniteLossError(settings.steps, "a trained weight")
     digest = hashlib.sha256()
     for i in order:
         digest.update(blocks[i].astype(np.int64).tobytes())
-    return Trained(log.seconds, digest.hexdigest())
+    return Trained(seconds, digest.hexdigest(), per_device)
+
+
+def _largest_that_fits(
+    attempt: Callable[[int], float], settings: Training, model: nn.Module, checkpoint: Path | None
+) -> tuple[float, int]:
+    """Train with as many blocks in memory as the recipe says, or with ``auto`` as fit, and return how many.
+
+    Every step has the same shapes, so what two steps fit into is enough for all; a run that goes on keeps its size.
+    """
+    if settings.per_device_batch_size != "auto":
+        per_device = settings.per_device_batch_size or settings.batch_size
+        return attempt(per_device), per_device
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    start = [weight.detach().to("cpu", copy=True) for weight in trained]
+    largest = _log_state(checkpoint)["per_device_batch_size"] if checkpoint else settings.batch_size
+    for per_device in (size for size in range(largest, 0, -1) if settings.batch_size % size == 0):
+        try:
+            return attempt(per_device), per_device
+        except (MemoryError, RuntimeError) as error:
+            if per_device == 1 or not is_out_of_memory(error):
+                raise
+        # Only now, with the error, what the attempt holds is free.
+        clear_device_cache(garbage_collection=True)
+        with torch.no_grad():
+            for weight, before in zip(trained, start, strict=True):
+                weight.copy_(before)
+                weight.grad = None
+    raise AssertionError("a size of one either fits or raises")
+
+
+def _log_state(checkpoint: Path) -> dict[str, Any]:
+    state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+    return state.stateful_callbacks[_Log.__name__]["attributes"]
 
 
 def _optimizer(attached: Attached, settings: Training, learning_rate: float) -> torch.optim.Optimizer:
@@ -161,6 +212,14 @@ class _FrozenProbeTrainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         self.attached.save(Path(output_dir or self.args.output_dir))
 
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        checkpoint = checkpoint_folder(Path(self.args.output_dir), self.state.global_step)
+        with named(checkpoint):
+            super()._save_checkpoint(*args, **kwargs)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                seal(checkpoint)
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self.attached.load(Path(resume_from_checkpoint))
 
@@ -177,8 +236,15 @@ class _FrozenProbeTrainer(Trainer):
 class _Log(TrainerCallback, ExportableState):
     """Writes training.jsonl and sums the seconds; its state travels in the Trainer's checkpoints."""
 
-    def __init__(self, path: Path, settings: Training, on_step: Callable[[int], None], seconds: float = 0.0):
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        settings: Training,
+        per_device: int,
+        on_step: Callable[[int], None],
+        seconds: float = 0.0,
+    ):
+        self.path, self.per_device = path, per_device
         self.tokens_per_step = settings.block_size * settings.batch_size
         self.on_step = on_step
         self.rows: list[dict[str, Any]] = []
@@ -188,9 +254,10 @@ class _Log(TrainerCallback, ExportableState):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Take up the log where the checkpoint left it."""
+        """Take up the log where the checkpoint left it: the Trainer keeps all that was logged in there."""
         if state.global_step:
-            self.rows = [row for row in read_jsonl(self.path) if row["step"] <= state.global_step]
+            self.rows = [self._row(entry) for entry in state.log_history if "loss" in entry]
+            write_jsonl(self.path, self.rows)
             self.seconds = state.stateful_callbacks[type(self).__name__]["attributes"]["seconds"]
         self.last = time.perf_counter()
         self.on_step(state.global_step)
@@ -208,33 +275,19 @@ class _Log(TrainerCallback, ExportableState):
             return
         now = time.perf_counter()
         self.seconds, self.last = self.seconds + now - self.last, now
-        self.rows.append(
-            {
-                "step": state.global_step,
-                "tokens": state.global_step * self.tokens_per_step,
-                "loss": logs["loss"],
-                "learning_rate": logs["learning_rate"],
-                "grad_norm": float(logs["grad_norm"]),
-            }
-        )
+        self.rows.append(self._row({**logs, "step": state.global_step}))
         write_jsonl(self.path, self.rows)
         self.on_step(state.global_step)
 
+    def _row(self, entry: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "step": entry["step"],
+            "tokens": entry["step"] * self.tokens_per_step,
+            "loss": entry["loss"],
+            "learning_rate": entry["learning_rate"],
+            "grad_norm": float(entry["grad_norm"]),
+        }
+
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must carry."""
-        return {"args": {}, "attributes": {"seconds": self.seconds}}
-
-
-def _newest_whole_checkpoint(folder: Path) -> Path | None:
-    """Find the newest checkpoint the Trainer finished writing, and remove those it did not.
-
-    The Trainer writes trainer_state.json last, so a checkpoint is whole where that file is valid JSON.
-    """
-    whole = []
-    for checkpoint in folder.glob("checkpoint-*"):
-        try:
-            step = json.loads((checkpoint / "trainer_state.json").read_text("utf-8"))["global_step"]
-            whole.append((step, checkpoint))
-        except (OSError, ValueError, KeyError):
-            shutil.rmtree(checkpoint)
-    return max(whole)[1] if whole else None
+        return {"args": {}, "attributes": {"seconds": self.seconds, "per_device_batch_size": self.per_device}}

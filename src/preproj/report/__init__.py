@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +16,7 @@ from preproj.report.load import load
 from preproj.report.markdown import render_markdown
 from preproj.report.page import build_page
 from preproj.report.terminal import print_run
+from preproj.whole import whole_file
 
 __all__ = ["ReportError", "print_table", "write_comparison", "write_figures", "write_report"]
 
@@ -66,6 +66,5 @@ def print_table(run_dir: Path, console: Console) -> None:
 
 def _write(path: Path, text: str) -> None:
     """Writes a whole file or none."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(temporary, path)
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")

@@ -17,6 +17,7 @@ from preproj.report.markdown import escape, table_lines
 from preproj.report.style import REPORT
 from preproj.report.table import Cell, Table, to_csv
 from preproj.report.terminal import print_parts
+from preproj.whole import whole_file
 
 LEGEND = "s = W_skip·x̃ is what the skip adds, a what attention adds; x̃ is x̂ after the pre-projection."
 DEPTH_LINES = (
@@ -66,7 +67,8 @@ def write_comparison(sources: Sequence[Path], out: Path, file_format: str, conso
         "curves.csv": to_csv(CURVE_COLUMNS, [row for figure in drawn.values() for row in figure.rows]),
     }
     for file, text in texts.items():
-        (out / file).write_text(text, encoding="utf-8", newline="\n")
+        with whole_file(out / file) as temporary:
+            temporary.write_text(text, encoding="utf-8", newline="\n")
     for table in tables.values():
         print_parts(table, console)
     return [*written, *(out / file for file in texts)]

@@ -12,6 +12,7 @@ from preproj.report.figures import draw
 from preproj.report.load import load
 from preproj.report.records import Run
 from preproj.report.style import PAPER, REPORT, Medium, to_svg
+from preproj.whole import whole_file
 
 FORMATS = ("pdf", "svg", "png")
 STYLES = {"report": REPORT, "paper": PAPER}
@@ -52,7 +53,8 @@ def write_figures(run_dir: Path, out: Path, file_format: str = "svg", style: str
         written = [save(out / f"{name}.{file_format}", name, figure, medium) for name, figure in drawn.items()]
     captions = out / CAPTIONS
     text = "\n\n".join(f"## {name}\n\n{caption(run, figure)}" for name, figure in drawn.items())
-    captions.write_text(f"{text}\n", encoding="utf-8", newline="\n")
+    with whole_file(captions) as temporary:
+        temporary.write_text(f"{text}\n", encoding="utf-8", newline="\n")
     return [*written, captions]
 
 
@@ -105,10 +107,11 @@ def save(path: Path, name: str, figure: Drawn, medium: Medium) -> Path:
     Returns:
         The file.
     """
-    if path.suffix == ".svg" and medium is REPORT:
-        path.write_text(to_svg(figure.drawing, name, figure.caption), encoding="utf-8", newline="\n")
-        return path
-    # Nothing of today in the file: the same run gives the same bytes.
-    with matplotlib.rc_context({"savefig.dpi": DOTS_PER_INCH, "svg.hashsalt": name}):
-        figure.drawing.savefig(path, metadata=UNDATED[path.suffix])
+    with whole_file(path) as temporary:
+        if path.suffix == ".svg" and medium is REPORT:
+            temporary.write_text(to_svg(figure.drawing, name, figure.caption), encoding="utf-8", newline="\n")
+            return path
+        # Nothing of today in the file: the same run gives the same bytes.
+        with matplotlib.rc_context({"savefig.dpi": DOTS_PER_INCH, "svg.hashsalt": name}):
+            figure.drawing.savefig(temporary, format=path.suffix[1:], metadata=UNDATED[path.suffix])
     return path
