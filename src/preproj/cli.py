@@ -98,6 +98,9 @@ def analyze(
 def probe(
     recipe: Annotated[Path | None, typer.Argument(help="YAML recipe; without it the embedded demo runs.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/ and the recipe's name.")] = None,
+    cell: Annotated[
+        str | None, typer.Option(metavar="METHOD/seedN", help="Run this cell alone, its method's tuning first.")
+    ] = None,
 ) -> None:
     """Train and compare the methods of a RECIPE on a frozen model, and write a report.
 
@@ -115,7 +118,7 @@ def probe(
         with _sentences((RecipeError, ReportError), "run folder"):
             loaded = load_recipe(recipe)
             run = out or Path("runs") / loaded.name
-            finished = run_probe(loaded, run, console)
+            finished = run_probe(loaded, run, console, cell)
             report = write_report(run)
             print_table(run, console)
     except KeyboardInterrupt as error:

@@ -25,29 +25,31 @@ from preproj.probe.methods import attach
 from preproj.probe.prepared import Prepared, describe_corpus, prepare
 from preproj.probe.recipe import Recipe, parse_recipe
 from preproj.probe.sources import read_corpus
-from preproj.probe.summary import cells_of, write_summary
+from preproj.probe.summary import cells_of, find_cell, write_summary
 from preproj.probe.tokenised import text_cache
 from preproj.probe.trackers import check_trackers
 from preproj.probe.tuning import best_trial, check_optuna, read_trials, trial_folder, tune, tuned_methods
 
 
-def run_probe(recipe: Recipe, run: Path, console: Console) -> bool:
-    """Run every unfinished cell of a recipe and write summary.json.
+def run_probe(recipe: Recipe, run: Path, console: Console, cell: str | None = None) -> bool:
+    """Run every unfinished cell of a recipe, or only one, and write summary.json.
 
     Args:
         recipe: the checked recipe.
         run: the run folder: new, or left by an earlier call with the same recipe.
         console: for progress.
+        cell: ``METHOD/seedN``, to run this one alone.
 
     Returns:
-        Whether every cell is finished.
+        Whether every cell that was asked for is finished.
 
     Raises:
         RecipeError: where the recipe, its model or its text is wrong (before anything is written), or the run folder
             holds something else or is in use.
     """
+    cells = [find_cell(recipe, cell)] if cell else sorted(cells_of(recipe), key=lambda c: recipe.seeds.index(c[1]))
     _check_folder(run, recipe)
-    left = not all(_ended(cell_folder(run, *cell)) for cell in cells_of(recipe))
+    left = not all(_ended(cell_folder(run, *cell)) for cell in cells)
     if left:
         check_trackers(recipe.report_to)
         if recipe.tuning is not None:
@@ -69,8 +71,9 @@ def run_probe(recipe: Recipe, run: Path, console: Console) -> bool:
                 _write_text(run, recipe.model.dtype, *fresh)
             if left:
                 _check_precision(recipe, run, base, console)
-                _run_cells(recipe, run, base, console)
-            return write_summary(run, recipe, described)
+                _run_cells(recipe, run, cells, base, console)
+            write_summary(run, recipe, described)
+            return all((cell_folder(run, *cell) / "metrics.json").exists() for cell in cells)
     except Timeout as error:
         raise RecipeError(f"run folder {run} is in use by another preproj; wait for it or choose another.") from error
 
@@ -163,10 +166,10 @@ def _check_precision(recipe: Recipe, run: Path, base: Base, console: Console) ->
         console.print(f"[bold red]{warning}[/]")
 
 
-def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console) -> None:
-    """Run what is missing: every method's cell of one seed after the other, its trials before its first cell."""
+def _run_cells(recipe: Recipe, run: Path, cells: list[tuple[str, int]], base: Base, console: Console) -> None:
+    """Run what is missing of the cells, the trials of a method before its first cell."""
     prepared = Prepared.read(run, recipe.evaluation)
-    cells = sorted(cells_of(recipe), key=lambda cell: recipe.seeds.index(cell[1]))
+    methods = {method for method, _ in cells}
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -176,7 +179,7 @@ def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console) -> None:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, speed_estimate_period=120) as progress:
-        trials = dict.fromkeys(tuned_methods(recipe), recipe.tuning.trials if recipe.tuning else 0)
+        trials = {m: recipe.tuning.trials for m in tuned_methods(recipe) if m in methods} if recipe.tuning else {}
         total = sum(work_units(recipe, prepared, method) for method, _ in cells)
         total += sum(count * trial_units(recipe, prepared) for count in trials.values())
         part = _Parts(progress, progress.add_task("", total=total), base, console)
