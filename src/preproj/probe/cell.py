@@ -20,7 +20,7 @@ from preproj.probe.base import load_model, load_tokenizer, resolve_base
 from preproj.probe.corpus import RETENTION
 from preproj.probe.environment import peak_memory_bytes
 from preproj.probe.evaluation import score_document, score_last_word, score_stream, stream_parts
-from preproj.probe.files import write_json
+from preproj.probe.files import clear_unfinished, write_json
 from preproj.probe.fit import TRAINING_WORK, fit
 from preproj.probe.harness import load_tasks, run_tasks
 from preproj.probe.method import parse_method
@@ -231,6 +231,7 @@ def main(run: str, method: str, seed: str) -> None:
     folder = cell_folder(Path(run), method, int(seed))
     keep_wandb_in(folder)
     with start_process(folder):
+        clear_unfinished(folder)
         run_cell(Path(run), method, int(seed))
 
 

@@ -1,10 +1,15 @@
 """Small helpers for the files of a run folder: written whole or not at all."""
 
+import errno
 import json
 import os
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from preproj.probe.errors import RecipeError
 
@@ -30,6 +35,57 @@ def write_text(path: Path, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Give an empty folder to write into; it takes the place of ``folder`` when everything in it is on the disk.
+
+    Raises:
+        OSError: if it cannot be written; ``folder`` stays as it was then.
+    """
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    with named(temporary):
+        temporary.mkdir(parents=True)
+        yield temporary
+        flush(temporary)
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
+
+
+@contextmanager
+def named(folder: Path) -> Iterator[None]:
+    """Remove a folder that is not written to its end, and name it where the disk is the reason.
+
+    Raises:
+        OSError: for every error of writing; safetensors and torch have their own kinds, and torch says no reason.
+    """
+    try:
+        yield
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, SafetensorError) or "inline_container.cc" in str(error):  # where torch writes files
+            reason = str(error).rpartition(": ")[2] if isinstance(error, SafetensorError) else "it cannot be written"
+            free = shutil.disk_usage(folder.parent).free / 1e9
+            raise OSError(errno.EIO, f"{reason}; {free:.1f} GB are free there", str(folder)) from error
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            raise OSError(error.errno, os.strerror(error.errno), str(folder)) from error
+        raise
+
+
+def flush(folder: Path) -> None:
+    """Wait until every file in a folder is on the disk."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("r+b") as file:
+                os.fsync(file.fileno())
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Remove the temporary files and folders that a killed process left; only while nobody else writes there."""
+    for leftover in [*folder.rglob(".*.tmp")]:
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

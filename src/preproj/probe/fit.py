@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from preproj.probe.attached import Attached
-from preproj.probe.files import read_json, write_json
+from preproj.probe.files import read_json, whole_folder, write_json
 from preproj.probe.prepared import Prepared
 from preproj.probe.process import Progress
 from preproj.probe.recipe import Training
@@ -65,7 +65,8 @@ def fit(
             report_to,
             run_name,
         )
-        attached.save(folder / "adapter")
+        with whole_folder(folder / "adapter") as adapter:
+            attached.save(adapter)
         write_json(
             trained_record,
             {

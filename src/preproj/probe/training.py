@@ -1,9 +1,7 @@
 """Frozen-probe training: the Trainer over packed blocks, in an order fixed by the seed."""
 
 import hashlib
-import json
 import math
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +24,8 @@ from transformers.trainer_callback import ExportableState
 
 from preproj.optimizer import create_optimizer
 from preproj.probe.attached import Attached
-from preproj.probe.files import read_jsonl, write_jsonl
+from preproj.probe.checkpoints import checkpoint_folder, newest_whole, seal
+from preproj.probe.files import named, write_jsonl
 from preproj.probe.recipe import Training
 from preproj.probe.trackers import TensorBoard
 
@@ -84,7 +83,7 @@ def train(
     """
     order = block_order(len(blocks), settings.steps * settings.batch_size, seed)
     checkpoints = folder / "checkpoints"
-    resume = _newest_whole_checkpoint(checkpoints)
+    resume = newest_whole(checkpoints)
     log = _Log(folder / "training.jsonl", settings, on_step)
     arguments = TrainingArguments(
         output_dir=str(checkpoints),
@@ -161,6 +160,14 @@ class _FrozenProbeTrainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         self.attached.save(Path(output_dir or self.args.output_dir))
 
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        checkpoint = checkpoint_folder(Path(self.args.output_dir), self.state.global_step)
+        with named(checkpoint):
+            super()._save_checkpoint(*args, **kwargs)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                seal(checkpoint)
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self.attached.load(Path(resume_from_checkpoint))
 
@@ -188,9 +195,10 @@ class _Log(TrainerCallback, ExportableState):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Take up the log where the checkpoint left it."""
+        """Take up the log where the checkpoint left it: the Trainer keeps all that was logged in there."""
         if state.global_step:
-            self.rows = [row for row in read_jsonl(self.path) if row["step"] <= state.global_step]
+            self.rows = [self._row(entry) for entry in state.log_history if "loss" in entry]
+            write_jsonl(self.path, self.rows)
             self.seconds = state.stateful_callbacks[type(self).__name__]["attributes"]["seconds"]
         self.last = time.perf_counter()
         self.on_step(state.global_step)
@@ -208,33 +216,20 @@ class _Log(TrainerCallback, ExportableState):
             return
         now = time.perf_counter()
         self.seconds, self.last = self.seconds + now - self.last, now
-        self.rows.append(
-            {
-                "step": state.global_step,
-                "tokens": state.global_step * self.tokens_per_step,
-                "loss": logs["loss"],
-                "learning_rate": logs["learning_rate"],
-                "grad_norm": float(logs["grad_norm"]),
-            }
-        )
+        self.rows.append(self._row({**logs, "step": state.global_step}))
         write_jsonl(self.path, self.rows)
         self.on_step(state.global_step)
+
+    def _row(self, entry: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "step": entry["step"],
+            "tokens": entry["step"] * self.tokens_per_step,
+            "loss": entry["loss"],
+            "learning_rate": entry["learning_rate"],
+            "grad_norm": float(entry["grad_norm"]),
+        }
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must carry."""
         return {"args": {}, "attributes": {"seconds": self.seconds}}
 
-
-def _newest_whole_checkpoint(folder: Path) -> Path | None:
-    """Find the newest checkpoint the Trainer finished writing, and remove those it did not.
-
-    The Trainer writes trainer_state.json last, so a checkpoint is whole where that file is valid JSON.
-    """
-    whole = []
-    for checkpoint in folder.glob("checkpoint-*"):
-        try:
-            step = json.loads((checkpoint / "trainer_state.json").read_text("utf-8"))["global_step"]
-            whole.append((step, checkpoint))
-        except (OSError, ValueError, KeyError):
-            shutil.rmtree(checkpoint)
-    return max(whole)[1] if whole else None

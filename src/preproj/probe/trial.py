@@ -10,7 +10,7 @@ from pathlib import Path
 
 from preproj.probe.base import load_model, load_tokenizer, resolve_base
 from preproj.probe.cell import mean_perplexity, perplexity_items
-from preproj.probe.files import read_json, write_json
+from preproj.probe.files import clear_unfinished, read_json, write_json
 from preproj.probe.fit import fit
 from preproj.probe.methods import attach
 from preproj.probe.prepared import Prepared
@@ -56,7 +56,9 @@ def run_trial(run: Path, method: str, number: int) -> None:
 
 def main(run: str, method: str, number: str) -> None:
     """Run the trial named on the command line."""
-    with start_process(trial_folder(Path(run), method, int(number))):
+    folder = trial_folder(Path(run), method, int(number))
+    with start_process(folder):
+        clear_unfinished(folder)
         run_trial(Path(run), method, int(number))
 
 
