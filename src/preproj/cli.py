@@ -104,10 +104,13 @@ def probe(
 ) -> None:
     """Train and compare the methods of a RECIPE on a frozen model, and write a report.
 
-    Call it again with the same arguments to continue an interrupted run; finished cells are not run again.
+    Call it again with the same arguments to continue an interrupted run; finished cells are not run again. Started by
+    torchrun or accelerate launch, all processes train the one cell together.
     """
     from rich.console import Console
 
+    from preproj.probe import distributed
+    from preproj.probe.cell import take_part
     from preproj.probe.recipe import load_recipe
     from preproj.probe.runner import run_probe
     from preproj.report import ReportError, print_table, write_report
@@ -116,9 +119,15 @@ def probe(
     _quiet()
     try:
         with _sentences((RecipeError, ReportError), "run folder"):
+            if not distributed.is_main():
+                take_part()
+                return
             loaded = load_recipe(recipe)
+            distributed.check(loaded, cell)
+            distributed.join()
             run = out or Path("runs") / loaded.name
             finished = run_probe(loaded, run, console, cell)
+            distributed.dismiss()
             report = write_report(run)
             print_table(run, console)
     except KeyboardInterrupt as error:

@@ -1,5 +1,6 @@
 """A run of the probe: check everything, prepare the text, run the cells one by one, sum up."""
 
+import gc
 import os
 import re
 import subprocess
@@ -15,19 +16,21 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from preproj.probe import distributed
 from preproj.probe.base import Base, load_config, load_tokenizer, resolve_base
-from preproj.probe.cell import cell_folder, trial_units, work_units
+from preproj.probe.cell import cell_folder, train_cell, trial_units, work_units
 from preproj.probe.environment import describe_environment
 from preproj.probe.errors import RecipeError
-from preproj.probe.files import read_json, write_json, write_text
+from preproj.probe.files import clear_unfinished, read_json, write_json, write_text
 from preproj.probe.harness import load_tasks
 from preproj.probe.methods import attach
 from preproj.probe.prepared import Prepared, describe_corpus, prepare
+from preproj.probe.process import Progress as Work
 from preproj.probe.recipe import Recipe, parse_recipe
 from preproj.probe.sources import read_corpus
 from preproj.probe.summary import cells_of, find_cell, write_summary
 from preproj.probe.tokenised import text_cache
-from preproj.probe.trackers import check_trackers
+from preproj.probe.trackers import check_trackers, keep_wandb_in
 from preproj.probe.tuning import best_trial, check_optuna, read_trials, trial_folder, tune, tuned_methods
 
 
@@ -194,9 +197,11 @@ def _run_cells(recipe: Recipe, run: Path, cells: list[tuple[str, int]], base: Ba
             if _ended(folder):
                 part.skip(units)
             elif not _tuning_left(recipe, run, method):
-                count = f"{number}/{len(cells)}"
-                arguments = [str(run), method, str(seed)]
-                part.run(f"{method} seed {seed}", count, "preproj.probe.cell", arguments, folder, units)
+                name, count = f"{method} seed {seed}", f"{number}/{len(cells)}"
+                if distributed.world_size() > 1:
+                    part.train_with_others(name, run, method, seed)
+                if not _ended(folder):
+                    part.run(name, count, "preproj.probe.cell", [str(run), method, str(seed)], folder, units)
         progress.update(part.task, description="done")
 
 
@@ -242,6 +247,22 @@ class _Parts:
             )
         self.skip(units)
 
+    def train_with_others(self, name: str, run: Path, method: str, seed: int) -> None:
+        """Train a cell in this process and the others; the cell's own process finds it trained."""
+        folder = cell_folder(run, method, seed)
+        if method == "none" or (folder / "trained.json").exists():
+            return
+        self.progress.update(self.task, description=f"{name} ({distributed.world_size()} processes)")
+        keep_wandb_in(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock", timeout=60):
+            clear_unfinished(folder)
+            distributed.from_main(lambda: (run.resolve(), method, seed))
+            train_cell(run, method, seed, Work(self._show))
+        distributed.leave()
+        gc.collect()
+        torch.cuda.empty_cache()  # the cell's own process needs the device now
+
     def _show(self, units: int) -> None:
         self.progress.update(self.task, completed=self.done + units)
 
@@ -269,7 +290,7 @@ def _run_module(
     module: str, arguments: list[str], log: Path, base: Base, on_progress: Callable[[int], Any] = lambda _: None
 ) -> int:
     """Run a part of the work in its own process, so that its peak memory is its own; return the exit code."""
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+    environment = {**distributed.alone(os.environ), "TOKENIZERS_PARALLELISM": "false"}
     # One device a cell: with more, the Trainer would split the batch over them.
     environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     if base.path is not None:
