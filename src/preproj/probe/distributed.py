@@ -59,8 +59,8 @@ def check(recipe: Recipe, cell: str | None) -> None:
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision != "no":
         raise RecipeError(
-            f"accelerate's mixed_precision is {precision}: set it to 'no'. The recipe's model.dtype says in what a cell "
-            "is trained, however it is started."
+            f"accelerate's mixed_precision is {precision}: set it to 'no'. The recipe's model.dtype says in what a "
+            "cell is trained, however it is started."
         )
 
 
