@@ -101,6 +101,9 @@ def probe(
     cell: Annotated[
         str | None, typer.Option(metavar="METHOD/seedN", help="Run this cell alone, its method's tuning first.")
     ] = None,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Go on where base, text or packages changed since the start.")
+    ] = False,
 ) -> None:
     """Train and compare the methods of a RECIPE on a frozen model, and write a report.
 
@@ -126,7 +129,7 @@ def probe(
             distributed.check(loaded, cell)
             distributed.join()
             run = out or Path("runs") / loaded.name
-            finished = run_probe(loaded, run, console, cell)
+            finished = run_probe(loaded, run, console, cell, accept_changes)
             distributed.dismiss()
             report = write_report(run)
             print_table(run, console)

@@ -51,10 +51,17 @@ def check(recipe: Recipe, cell: str | None) -> None:
         raise RecipeError(
             f"{processes} processes were started together: name the cell they train, --cell METHOD/seedN."
         )
-    if recipe.training.batch_size % processes:
+    batch, part = recipe.training.batch_size, recipe.training.per_device_batch_size
+    if part == "auto":
         raise RecipeError(
-            f"training.batch_size is {recipe.training.batch_size}: expected a multiple of the {processes} processes "
-            "that were started, which share each batch."
+            f"training.per_device_batch_size is auto, which one process alone can find out: with {processes} processes "
+            "give a number."
+        )
+    if batch % (processes * (part or 1)):
+        each = f", each with {part} at once" if part else ""
+        raise RecipeError(
+            f"training.batch_size is {batch}: {processes} processes{each} cannot share that; expected a multiple of "
+            f"{processes * (part or 1)}."
         )
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision != "no":

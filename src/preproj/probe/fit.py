@@ -48,7 +48,7 @@ def fit(
         NonFiniteLossError: if the loss is not finite.
     """
     if method == "none":
-        record = dict.fromkeys(("learning_rate", "token_order_sha256", "tokens_per_second"))
+        record = dict.fromkeys(("learning_rate", "per_device_batch_size", "token_order_sha256", "tokens_per_second"))
         return {**record, "tokens": 0, "steps": 0, "processes": 1, "seconds": {"train": 0.0}}
     trained_record = folder / "trained.json"
     if trained_record.exists():
@@ -75,6 +75,7 @@ def fit(
                 "learning_rate": learning_rate,
                 "tokens": settings.tokens,
                 "steps": settings.steps,
+                "per_device_batch_size": trained.per_device_batch_size,
                 "token_order_sha256": trained.token_order_sha256,
                 "tokens_per_second": settings.tokens / trained.seconds,
                 "processes": world_size(),

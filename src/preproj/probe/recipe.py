@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from preproj.probe.errors import RecipeError
 from preproj.probe.method import parse_method
@@ -94,6 +104,12 @@ class Data(Text):
     validation: str | None = None
 
 
+DeviceBatch = Annotated[
+    Annotated[PositiveInt, Tag("number")] | Annotated[Literal["auto"], Tag("auto")],
+    Discriminator(lambda given: "auto" if isinstance(given, str) else "number"),
+]
+
+
 class Training(Section):
     """Frozen-probe training: the same tokens in the same order for every method of a seed."""
 
@@ -102,7 +118,11 @@ class Training(Section):
     block_size: PositiveInt = 256
     """Tokens per packed block."""
     batch_size: PositiveInt = 4
-    """Blocks per optimiser step."""
+    """Blocks per optimiser step, on all devices together."""
+    per_device_batch_size: DeviceBatch | None = None
+    """Blocks in memory at once, the gradients of a step accumulate; None takes all of a step, ``auto`` what fits."""
+    gradient_checkpointing: bool = False
+    """Whether activations are computed again in the backward pass, to save memory."""
     learning_rate: dict[MethodName, PositiveFloat] = {}
     """Peak learning rate, per method; left out where ``tuning`` searches it."""
     pre_lr_ratio: PositiveFloat = 1.0
@@ -114,11 +134,21 @@ class Training(Section):
     save_steps: PositiveInt = 10
     """Optimiser steps between checkpoints."""
 
+    @field_validator("batch_size", mode="before")
+    @classmethod
+    def _stated(cls, given: Any) -> Any:
+        if given == "auto":
+            raise ValueError("auto would leave open what is trained; give a number, and per_device_batch_size: auto")
+        return given
+
     @model_validator(mode="after")
     def _whole_steps(self) -> "Training":
         step = self.block_size * self.batch_size
         if self.tokens % step:
             raise ValueError(f"tokens is {self.tokens}: expected a multiple of block_size · batch_size = {step}")
+        part = self.per_device_batch_size
+        if isinstance(part, int) and self.batch_size % part:
+            raise ValueError(f"per_device_batch_size is {part}: expected a divisor of batch_size = {self.batch_size}")
         return self
 
     @property
@@ -347,7 +377,7 @@ def parse_recipe(text: str, where: str) -> Recipe:
 
 def _sentence(error: Any) -> str:
     """Turn pydantic's first finding into one sentence with the key and what is allowed."""
-    path = [part for part in error["loc"] if part not in ("[key]", "values", "range")]
+    path = [part for part in error["loc"] if part not in ("[key]", "values", "range", "number", "auto")]
     key = ".".join(str(part) for part in path)
     given = error["input"]
     match error["type"]:

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from preproj.probe import distributed
 from preproj.probe.base import Base, load_config, load_tokenizer, resolve_base
 from preproj.probe.cell import cell_folder, train_cell, trial_units, work_units
+from preproj.probe.continuity import check_recipe, describe_inputs, go_on
 from preproj.probe.environment import describe_environment
 from preproj.probe.errors import RecipeError
 from preproj.probe.files import clear_unfinished, read_json, write_json, write_text
@@ -26,7 +27,7 @@ from preproj.probe.harness import load_tasks
 from preproj.probe.methods import attach
 from preproj.probe.prepared import Prepared, describe_corpus, prepare
 from preproj.probe.process import Progress as Work
-from preproj.probe.recipe import Recipe, parse_recipe
+from preproj.probe.recipe import Recipe
 from preproj.probe.sources import read_corpus
 from preproj.probe.summary import cells_of, find_cell, write_summary
 from preproj.probe.tokenised import text_cache
@@ -34,7 +35,9 @@ from preproj.probe.trackers import check_trackers, keep_wandb_in
 from preproj.probe.tuning import best_trial, check_optuna, read_trials, trial_folder, tune, tuned_methods
 
 
-def run_probe(recipe: Recipe, run: Path, console: Console, cell: str | None = None) -> bool:
+def run_probe(
+    recipe: Recipe, run: Path, console: Console, cell: str | None = None, accept_changes: bool = False
+) -> bool:
     """Run every unfinished cell of a recipe, or only one, and write summary.json.
 
     Args:
@@ -42,6 +45,7 @@ def run_probe(recipe: Recipe, run: Path, console: Console, cell: str | None = No
         run: the run folder: new, or left by an earlier call with the same recipe.
         console: for progress.
         cell: ``METHOD/seedN``, to run this one alone.
+        accept_changes: whether to go on where base, text, packages or the machine's settings are others than before.
 
     Returns:
         Whether every cell that was asked for is finished.
@@ -63,6 +67,8 @@ def run_probe(recipe: Recipe, run: Path, console: Console, cell: str | None = No
         described = _describe_base(recipe, base, config)
         if left and recipe.evaluation.tasks:
             load_tasks(recipe.evaluation.tasks, recipe.evaluation.task_data)
+        if left:
+            go_on(run, recipe, base, config, accept_changes)
     # Outside the status: the library that tokenises draws its own progress bars, and forks.
     ready = all((run / name).exists() for name in ("environment.json", "corpus.json", "data"))
     fresh = _load_text(run, recipe, base, config, console) if left and not ready else None
@@ -71,7 +77,7 @@ def run_probe(recipe: Recipe, run: Path, console: Console, cell: str | None = No
         with FileLock(run / ".lock", timeout=0):
             write_text(run / "recipe.yaml", recipe.to_yaml())
             if fresh:
-                _write_text(run, recipe.model.dtype, *fresh)
+                _write_text(run, describe_inputs(run, recipe, base, config), recipe.model.dtype, *fresh)
             if left:
                 _check_precision(recipe, run, base, console)
                 _run_cells(recipe, run, cells, base, console)
@@ -85,29 +91,10 @@ def _check_folder(run: Path, recipe: Recipe) -> None:
     """Refuse a folder that is not a run, or a run of another recipe."""
     if run.exists() and not run.is_dir():
         raise RecipeError(f"run folder {run} is a file; choose another with --out.")
-    known = run / "recipe.yaml"
-    if not known.exists():
-        if run.exists() and any(not entry.name.startswith(".") for entry in run.iterdir()):
-            raise RecipeError(f"run folder {run} is not empty and not a run; choose another with --out.")
-        return
-    try:
-        then = parse_recipe(known.read_text("utf-8"), str(known))  # a key that is newer than the run has its default
-    except RecipeError as error:
-        raise RecipeError(f"{known} is damaged; choose another folder with --out.") from error
-    changed = _first_difference(then.model_dump(), recipe.model_dump())
-    if changed:
-        raise RecipeError(f"run folder {run} holds a run of another recipe: {changed}; choose another with --out.")
-
-
-def _first_difference(then: Any, now: Any, key: str = "") -> str | None:
-    """Name the first key at which two recipes differ."""
-    if not (isinstance(then, dict) and isinstance(now, dict)):
-        return None if then == now else f"{key} was {then!r} and is {now!r}"
-    for name in [*then, *(name for name in now if name not in then)]:
-        difference = _first_difference(then.get(name), now.get(name), f"{key}.{name}" if key else name)
-        if difference:
-            return difference
-    return None
+    filled = run.exists() and any(not entry.name.startswith(".") for entry in run.iterdir())
+    if filled and not (run / "recipe.yaml").exists():
+        raise RecipeError(f"run folder {run} is not empty and not a run; choose another with --out.")
+    check_recipe(run, recipe)
 
 
 def _describe_base(recipe: Recipe, base: Base, config: PretrainedConfig) -> dict[str, Any]:
@@ -146,11 +133,11 @@ def _load_text(
         return description, prepared
 
 
-def _write_text(run: Path, dtype: str, description: dict[str, Any], prepared: Prepared) -> None:
+def _write_text(run: Path, inputs: dict[str, Any], dtype: str, description: dict[str, Any], prepared: Prepared) -> None:
     """Write what every cell reads, and what is known of its origin; a run that goes on keeps what it has."""
     prepared.write(run)
     if not (run / "environment.json").exists():
-        write_json(run / "environment.json", describe_environment(dtype))
+        write_json(run / "environment.json", describe_environment(dtype) | inputs)
     if not (run / "corpus.json").exists():
         write_json(run / "corpus.json", description)
 

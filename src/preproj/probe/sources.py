@@ -76,6 +76,21 @@ def read_text(data: Text, folder: Path, section: str) -> Corpus:
     return _described(data, splits, revision)
 
 
+def local_files(data: Text) -> list[Path]:
+    """List the local files that exist and that a text is read from."""
+    if data.source == "files":
+        places = {Path(data.place(split)[0]): None for split in data.splits}
+        return [
+            file for place in places for file in (_in_folder(place) if place.is_dir() else [place]) if file.exists()
+        ]
+    folder = Path(data.name or "")
+    return sorted(path for path in folder.rglob("*") if path.is_file()) if data.name and folder.is_dir() else []
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES)
+
+
 def _documents(rows: Iterator[tuple[str, str]], as_articles: bool) -> Iterator[Document]:
     if as_articles:
         return articles(text for _, text in rows)
@@ -113,7 +128,7 @@ def _read_files(key: str, name: str, data: Text) -> Iterator[tuple[str, str]]:
     """Yield ids and texts; with ``data.articles`` the texts of text files are their lines."""
     path = Path(name)
     if path.is_dir():
-        paths = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
+        paths = _in_folder(path)
         if len({file.suffix for file in paths}) > 1:
             raise RecipeError(f"{key}: {path} holds files of several kinds; give {_EXPECTED} of one kind.")
     elif not path.exists():

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils.memory import clear_device_cache
 from torch import nn
 from torch.utils.data import Dataset, SequentialSampler
 from transformers import (
@@ -22,6 +23,7 @@ from transformers import (
     TrainingArguments,
     default_data_collator,
 )
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 
 from preproj.optimizer import create_optimizer
@@ -29,6 +31,7 @@ from preproj.probe.attached import Attached
 from preproj.probe.checkpoints import checkpoint_folder, newest_whole, seal
 from preproj.probe.distributed import from_main, is_main, world_size
 from preproj.probe.files import named, whole_folder, write_jsonl
+from preproj.probe.memory import is_out_of_memory
 from preproj.probe.recipe import Training
 from preproj.probe.trackers import TensorBoard
 
@@ -43,10 +46,17 @@ class NonFiniteLossError(RuntimeError):
 
 @dataclass(frozen=True)
 class Trained:
-    """What training took: wall-clock ``seconds`` over all resumes, and a hash of the tokens in order."""
+    """What training took.
+
+    Attributes:
+        seconds: wall-clock, over all resumes.
+        token_order_sha256: hash of the tokens in order.
+        per_device_batch_size: blocks that were in memory at once, at the end.
+    """
 
     seconds: float
     token_order_sha256: str
+    per_device_batch_size: int
 
 
 def block_order(blocks: int, needed: int, seed: int) -> np.ndarray:
@@ -84,54 +94,97 @@ def train(
 
     Raises:
         NonFiniteLossError: if the loss is not finite.
+        MemoryError, RuntimeError: if memory runs out, see :func:`preproj.probe.memory.is_out_of_memory`.
     """
     order = block_order(len(blocks), settings.steps * settings.batch_size, seed)
-    checkpoints = folder / "checkpoints"
-    resume = from_main(lambda: newest_whole(checkpoints))
-    if resume:
-        attached.load(resume)  # before it may be sharded
-    log = _Log(folder / "training.jsonl", settings, on_step)
-    arguments = TrainingArguments(
-        output_dir=str(checkpoints),
-        per_device_train_batch_size=settings.batch_size // world_size(),
-        max_steps=settings.steps,
-        learning_rate=learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=round(settings.warmup_ratio * settings.steps),
-        max_grad_norm=settings.max_grad_norm,
-        use_cpu=attached.model.device.type == "cpu",
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        save_steps=settings.save_steps,
-        save_total_limit=2,
-        seed=seed,
-        report_to=[tracker for tracker in report_to if tracker != "tensorboard"],
-        run_name=run_name,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        ddp_find_unused_parameters=not attached.adapters,  # a base of its own may have weights that it does not use
-        disable_tqdm=True,
-        remove_unused_columns=False,
-    )
-    board = [TensorBoard(folder / "tensorboard")] if "tensorboard" in report_to and is_main() else []
-    trainer = _FrozenProbeTrainer(
-        attached,
-        settings,
-        args=arguments,
-        train_dataset=_Ordered(blocks, order),
-        data_collator=default_data_collator,
-        callbacks=[log, *board],
-    )
-    trainer.remove_callback(PrinterCallback)
-    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    # The last update comes after the last loss.
-    if not all(weight.isfinite().all() for weight in attached.model.parameters() if weight.requires_grad):
-        raise NonFiniteLossError(settings.steps, "a trained weight")
-    with whole_folder(folder / "adapter") if is_main() else nullcontext(folder) as adapter:
-        trainer.save_model(str(adapter))  # every process hands over its part
+    data, checkpoints = _Ordered(blocks, order), folder / "checkpoints"
+
+    def attempt(per_device: int) -> float:
+        resume = from_main(lambda: newest_whole(checkpoints))
+        if resume:
+            attached.load(resume)  # before it may be sharded
+        log = _Log(folder / "training.jsonl", settings, per_device, on_step)
+        arguments = TrainingArguments(
+            output_dir=str(checkpoints),
+            per_device_train_batch_size=per_device,
+            gradient_accumulation_steps=settings.batch_size // (per_device * world_size()),
+            gradient_checkpointing=settings.gradient_checkpointing,
+            gradient_checkpointing_kwargs={"use_reentrant": False},
+            max_steps=settings.steps,
+            learning_rate=learning_rate,
+            lr_scheduler_type="cosine",
+            warmup_steps=round(settings.warmup_ratio * settings.steps),
+            max_grad_norm=settings.max_grad_norm,
+            use_cpu=attached.model.device.type == "cpu",
+            logging_steps=1,
+            logging_nan_inf_filter=False,
+            save_steps=settings.save_steps,
+            save_total_limit=2,
+            seed=seed,
+            report_to=[tracker for tracker in report_to if tracker != "tensorboard"],
+            run_name=run_name,
+            dataloader_pin_memory=torch.cuda.is_available(),
+            ddp_find_unused_parameters=not attached.adapters,  # a base of its own may have weights it does not use
+            disable_tqdm=True,
+            remove_unused_columns=False,
+        )
+        board = [TensorBoard(folder / "tensorboard")] if "tensorboard" in report_to and is_main() else []
+        trainer = _FrozenProbeTrainer(
+            attached,
+            settings,
+            args=arguments,
+            train_dataset=data,
+            data_collator=default_data_collator,
+            callbacks=[log, *board],
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        # The last update comes after the last loss.
+        if not all(weight.isfinite().all() for weight in attached.model.parameters() if weight.requires_grad):
+            raise NonFiniteLossError(settings.steps, "a trained weight")
+        with whole_folder(folder / "adapter") if is_main() else nullcontext(folder) as adapter:
+            trainer.save_model(str(adapter))  # every process hands over its part
+        return log.seconds
+
+    seconds, per_device = _largest_that_fits(attempt, settings, attached.model, checkpoints)
     digest = hashlib.sha256()
     for i in order:
         digest.update(blocks[i].astype(np.int64).tobytes())
-    return Trained(log.seconds, digest.hexdigest())
+    return Trained(seconds, digest.hexdigest(), per_device)
+
+
+def _largest_that_fits(
+    attempt: Callable[[int], float], settings: Training, model: nn.Module, checkpoints: Path
+) -> tuple[float, int]:
+    """Train with as many blocks in memory as the recipe says, or with ``auto`` as fit, and return how many.
+
+    Every step has the same shapes, so what two steps fit into is enough for all; a run that goes on keeps its size.
+    """
+    if settings.per_device_batch_size != "auto":
+        per_device = settings.per_device_batch_size or settings.batch_size // world_size()
+        return attempt(per_device), per_device
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    start = [weight.detach().to("cpu", copy=True) for weight in trained]
+    checkpoint = newest_whole(checkpoints)
+    largest = _log_state(checkpoint)["per_device_batch_size"] if checkpoint else settings.batch_size
+    for per_device in (size for size in range(largest, 0, -1) if settings.batch_size % size == 0):
+        try:
+            return attempt(per_device), per_device
+        except (MemoryError, RuntimeError) as error:
+            if per_device == 1 or not is_out_of_memory(error):
+                raise
+        # Only now, with the error, what the attempt holds is free.
+        clear_device_cache(garbage_collection=True)
+        with torch.no_grad():
+            for weight, before in zip(trained, start, strict=True):
+                weight.copy_(before)
+                weight.grad = None
+    raise AssertionError("a size of one either fits or raises")
+
+
+def _log_state(checkpoint: Path) -> dict[str, Any]:
+    state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+    return state.stateful_callbacks[_Log.__name__]["attributes"]
 
 
 class _Ordered(Dataset):
@@ -195,8 +248,15 @@ class _Log(TrainerCallback, ExportableState):
     Its state travels in the Trainer's checkpoints.
     """
 
-    def __init__(self, path: Path, settings: Training, on_step: Callable[[int], None], seconds: float = 0.0):
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        settings: Training,
+        per_device: int,
+        on_step: Callable[[int], None],
+        seconds: float = 0.0,
+    ):
+        self.path, self.per_device = path, per_device
         self.tokens_per_step = settings.block_size * settings.batch_size
         self.on_step = on_step
         self.rows: list[dict[str, Any]] = []
@@ -248,4 +308,4 @@ class _Log(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must carry."""
-        return {"args": {}, "attributes": {"seconds": self.seconds}}
+        return {"args": {}, "attributes": {"seconds": self.seconds, "per_device_batch_size": self.per_device}}

@@ -112,6 +112,9 @@ def _environment(fields: Fields) -> Environment:
             platform=hardware.text("platform"),
         ),
         threads=fields.whole("threads"),
+        continued=tuple((start.text("started"), start.texts("changes")) for start in fields.children("continued"))
+        if "continued" in fields.data
+        else (),
     )
 
 

@@ -137,4 +137,5 @@ def _environment(run: Run) -> tuple[tuple[str, str], ...]:
         ("memory", units.memory(machine.memory_bytes)),
         ("platform", machine.platform),
         ("packages", ", ".join(f"{name} {version}" for name, version in environment.packages.items())),
+        *((f"went on {started} with changes", "; ".join(changes)) for started, changes in environment.continued),
     )

@@ -273,13 +273,14 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Environment:
-    """Versions and hardware of the run."""
+    """Versions and hardware of the run; `continued` holds when it went on under changes, and which."""
 
     started: str
     packages: Mapping[str, str]
     git_commit: str | None
     hardware: Hardware
     threads: int
+    continued: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
