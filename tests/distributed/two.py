@@ -20,7 +20,8 @@ def in_two_processes(work: Callable[[int, Path], dict], folder: Path) -> dict:
 
 
 def _process(rank: int, work: Callable[[int, Path], dict], folder: Path, port: int) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="1")
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
     result = work(rank, folder)
