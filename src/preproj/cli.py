@@ -106,16 +106,22 @@ def analyze(
 def probe(
     recipe: Annotated[Path | None, typer.Argument(help="YAML recipe; without it the embedded demo runs.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/ and the recipe's name.")] = None,
+    cell: Annotated[
+        str | None, typer.Option(metavar="METHOD/seedN", help="Run this cell alone, its method's tuning first.")
+    ] = None,
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Go on where base, text or packages changed since the start.")
     ] = False,
 ) -> None:
     """Train and compare the methods of a RECIPE on a frozen model, and write a report.
 
-    Call it again with the same arguments to continue an interrupted run; finished cells are not run again.
+    Call it again with the same arguments to continue an interrupted run; finished cells are not run again. Started by
+    torchrun or accelerate launch, all processes train the one cell together.
     """
     from rich.console import Console
 
+    from preproj.probe import distributed
+    from preproj.probe.cell import take_part
     from preproj.probe.recipe import load_recipe
     from preproj.probe.runner import run_probe
     from preproj.report import ReportError, print_table, write_report
@@ -124,9 +130,15 @@ def probe(
     _quiet()
     try:
         with _sentences((RecipeError, ReportError), "run folder"):
+            if not distributed.is_main():
+                take_part()
+                return
             loaded = load_recipe(recipe)
+            distributed.check(loaded, cell)
+            distributed.join()
             run = out or Path("runs") / loaded.name
-            finished = run_probe(loaded, run, console, accept_changes)
+            finished = run_probe(loaded, run, console, cell, accept_changes)
+            distributed.dismiss()
             report = write_report(run)
             print_table(run, console)
     except KeyboardInterrupt as error:

@@ -223,3 +223,38 @@ def test_what_only_lora_has_is_missing_as_in_every_other_method(call):
     assert hasattr(get_peft_model(base_of("llama"), LoraConfig(target_modules=["q_proj"])), call)
     with pytest.raises(AttributeError, match=f"no attribute '{call}'"):
         getattr(model, call)
+
+
+@pytest.mark.parametrize("how", ["peft", "transformers"])
+@pytest.mark.parametrize(
+    ("left", "would_hold"),
+    [
+        (
+            lambda weight: weight[:0].flatten(),
+            r"model\.layers\.0\.self_attn\.preproj\.up\.default\.weight of shape \(0,\)",
+        ),
+        (
+            lambda weight: weight.flatten()[:7],
+            r"model\.layers\.0\.self_attn\.preproj\.up\.default\.weight of shape \(7,\)",
+        ),
+        (None, "no weight"),
+    ],
+    ids=["empty", "flat", "nothing"],
+)
+def test_pieces_of_a_sharded_model_are_refused_and_nothing_is_written(how, left, would_hold, tmp_path):
+    """What DeepSpeed ZeRO-3 and FSDP leave in each process, in the place of the weights."""
+    if how == "peft":
+        model = adapted("llama")
+        given = {key: left(weight.detach()) for key, weight in new_weights(model).items()} if left else {}
+        save = lambda: model.save_pretrained(tmp_path, state_dict=given)  # noqa: E731
+    else:
+        model = base_of("llama")
+        model.add_adapter(PreProjConfig())
+        for weight in new_weights(model).values() if left else ():
+            weight.data = left(weight.data)
+        if not left:
+            model.state_dict = dict
+        save = lambda: model.save_pretrained(tmp_path)  # noqa: E731
+    with pytest.raises(ValueError, match=rf"cannot be saved: it would hold \S*{would_hold}\. .*stage3_gather"):
+        save()
+    assert not list(tmp_path.rglob("adapter*"))

@@ -18,6 +18,7 @@ from preproj.adapter.combination import check_same_layers, combine_skips, combin
 from preproj.adapter.config import PreProjConfig, inner_size
 from preproj.adapter.devices import CHILD, compute_dtype
 from preproj.adapter.layer import BASE, CANNOT_MERGE, PreProjLayer, adapted_sites, drop_hooks
+from preproj.adapter.sharded import refuse_pieces
 from preproj.adapter.sites import NotUnderstoodError, Site, hidden_size_of, name_one_of, own_site, site_of, sites
 
 INPUTS = ("input_ids", "inputs", "inputs_embeds", "pixel_values", "input_values", "input_features")
@@ -135,10 +136,21 @@ class PreProjModel(BaseTuner):
             super()._mark_only_adapters_as_trainable(model)
 
     @classmethod
-    def _get_adapter_state_dict(cls, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
-        """Select our weights to save; PEFT takes those of every method on the base."""
-        weights = super()._get_adapter_state_dict(*args, **kwargs)
-        return {key: weight for key, weight in weights.items() if f".{cls.prefix}" in key}
+    def _get_adapter_state_dict(
+        cls,
+        model: nn.Module,
+        config: PeftConfig,
+        adapter_name: str,
+        state_dict: dict[str, torch.Tensor],
+        unwanted_adapter_names: list[str],
+    ) -> dict[str, torch.Tensor]:
+        """Select our weights to save, all whole.
+
+        PEFT's own choice takes those of every method on the base, and finds none in blocks that FSDP1 wrapped.
+        """
+        ours = {key: weight for key, weight in state_dict.items() if f".{cls.prefix}" in key}
+        refuse_pieces(ours)
+        return ours
 
     def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
         """Have the adapter in float32, beside a float64 base in float64, or without autocast as attention computes."""

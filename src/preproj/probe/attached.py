@@ -38,18 +38,24 @@ class Attached:
     adapter: dict | None = None
     notes: list[str] = field(default_factory=list)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, gathered: dict[str, Tensor] | None = None) -> None:
         """Write every adapter: the first into ``folder``, LoRA beside it into ``folder/beside``.
 
         Without an adapter, write the trained weights of the base into ``folder/weights.safetensors``.
+
+        Args:
+            folder: where to.
+            gathered: the whole weights of ``model`` by name, where it is sharded over processes.
         """
         for model in self.adapters:
             # PEFT 0.21 takes the weights of every method on the base, not only of the adapter's own.
-            own = {key: weight for key, weight in model.state_dict().items() if model.base_model.prefix in key}
+            weights = model.state_dict() if gathered is None else gathered
+            own = {key: weight for key, weight in weights.items() if model.base_model.prefix in key}
             model.save_pretrained(str(folder), state_dict=own)
         if not self.adapters:
             folder.mkdir(parents=True, exist_ok=True)
-            save_file(_trained(self.model), folder / WEIGHTS)
+            trained = _trained(self.model)
+            save_file(trained if gathered is None else {name: gathered[name] for name in trained}, folder / WEIGHTS)
 
     def load(self, folder: Path) -> None:
         """Read the weights back that :meth:`save` wrote; they stay trainable.

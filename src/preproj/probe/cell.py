@@ -5,6 +5,7 @@ writes the cell's folder, and prints its progress, one number of :func:`work_uni
 """
 
 import math
+import platform
 import shutil
 import sys
 import time
@@ -16,10 +17,13 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from preproj.analysis import analyze
+from preproj.probe import distributed
+from preproj.probe.attached import Attached
 from preproj.probe.base import load_model, load_tokenizer, resolve_base
 from preproj.probe.corpus import RETENTION
 from preproj.probe.ending import one_sentence
 from preproj.probe.environment import peak_memory_bytes
+from preproj.probe.errors import RecipeError
 from preproj.probe.evaluation import score_document, score_last_word, score_stream, stream_parts
 from preproj.probe.files import clear_unfinished, write_json
 from preproj.probe.fit import TRAINING_WORK, fit
@@ -87,20 +91,18 @@ def run_cell(run: Path, method: str, seed: int) -> None:
     model = load_model(base, recipe.model.dtype)
     progress = Progress()
     try:
-        settings = cell_settings(recipe, run, method)
         attached = attach(model, method, seed, recipe.match)
-        name = f"{recipe.name} {method} seed{seed}"
-        trained = fit(attached, prepared, settings, method, seed, folder, progress, recipe.report_to, name)
+        trained = _fit(attached, recipe, prepared, run, method, seed, progress)
         result = _evaluate(attached.model.eval(), method, load_tokenizer(base), recipe, prepared, run, folder, progress)
     except NonFiniteLossError as error:
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        write_json(folder / "failed.json", {"method": method, "seed": seed, "step": error.step, "reason": str(error)})
+        _fail(folder, method, seed, error)
         return
     layers, parts = [], parse_method(method)
     if parts.pre or parts.skip:
         documents = prepared.documents(recipe.evaluation.split)[:LAYER_DOCUMENTS]
         layers = analyze(attached.adapters[0], [ids for _, ids in documents]).layers
     seconds = {**trained.pop("seconds"), **result.pop("seconds")}
+    peak = trained.pop("peak_memory_bytes", 0)  # of another process, where that one trained
     write_json(
         folder / "metrics.json",
         {
@@ -115,11 +117,60 @@ def run_cell(run: Path, method: str, seed: int) -> None:
             "dtype": recipe.model.dtype,
             "device": model.device.type,
             "seconds": {**seconds, "total": sum(seconds.values())},
-            "peak_memory_bytes": peak_memory_bytes(),
+            "peak_memory_bytes": max(peak_memory_bytes(), peak),
             **result,
             "layers": layers,
         },
     )
+
+
+def train_cell(run: Path, method: str, seed: int, progress: Progress) -> None:
+    """Train a cell together with the other processes that were started; each must call this.
+
+    Args:
+        run: the run folder, prepared by the main process.
+        method: one of the recipe's that trains.
+        seed: of the new weights and of the order of the text.
+        progress: told of the work done.
+
+    Raises:
+        RecipeError: if this process does not see the run folder.
+    """
+    if not (run / "recipe.yaml").exists():
+        raise RecipeError(
+            f"run folder {run} is not on {platform.node()}: all machines need it, so name a folder that they share "
+            "with --out."
+        )
+    recipe = parse_recipe((run / "recipe.yaml").read_text("utf-8"), str(run / "recipe.yaml"))
+    prepared = Prepared.read(run, recipe.evaluation)
+    model = load_model(resolve_base(recipe.model.name), recipe.model.dtype)
+    try:
+        _fit(attach(model, method, seed, recipe.match), recipe, prepared, run, method, seed, progress)
+    except NonFiniteLossError as error:
+        if distributed.is_main():
+            _fail(cell_folder(run, method, seed), method, seed, error)
+
+
+def take_part() -> None:
+    """Train the cell that the main process names, if it does; in every process but that one."""
+    distributed.join()
+    job = distributed.from_main(lambda: None)
+    if job is not None:
+        train_cell(*job, Progress(lambda done: None))
+        distributed.leave()
+
+
+def _fit(
+    attached: Attached, recipe: Recipe, prepared: Prepared, run: Path, method: str, seed: int, progress: Progress
+) -> dict[str, Any]:
+    settings = cell_settings(recipe, run, method)
+    folder, name = cell_folder(run, method, seed), f"{recipe.name} {method} seed{seed}"
+    return fit(attached, prepared, settings, method, seed, folder, progress, recipe.report_to, name)
+
+
+def _fail(folder: Path, method: str, seed: int, error: NonFiniteLossError) -> None:
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    write_json(folder / "failed.json", {"method": method, "seed": seed, "step": error.step, "reason": str(error)})
 
 
 def _evaluate(

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from preproj.probe.attached import Attached
-from preproj.probe.files import read_json, whole_folder, write_json
+from preproj.probe.distributed import is_main, world_size
+from preproj.probe.environment import peak_memory_bytes
+from preproj.probe.files import read_json, write_json
 from preproj.probe.prepared import Prepared
 from preproj.probe.process import Progress
 from preproj.probe.recipe import Training
@@ -40,14 +42,14 @@ def fit(
         run_name: what they call the run.
 
     Returns:
-        What metrics.json says about the training.
+        What metrics.json says about the training; nothing in a process that is not the main one.
 
     Raises:
         NonFiniteLossError: if the loss is not finite.
     """
     if method == "none":
         record = dict.fromkeys(("learning_rate", "per_device_batch_size", "token_order_sha256", "tokens_per_second"))
-        return {**record, "tokens": 0, "steps": 0, "seconds": {"train": 0.0}}
+        return {**record, "tokens": 0, "steps": 0, "processes": 1, "seconds": {"train": 0.0}}
     trained_record = folder / "trained.json"
     if trained_record.exists():
         attached.load(folder / "adapter")
@@ -65,8 +67,8 @@ def fit(
             report_to,
             run_name,
         )
-        with whole_folder(folder / "adapter") as adapter:
-            attached.save(adapter)
+        if not is_main():
+            return {}
         write_json(
             trained_record,
             {
@@ -76,6 +78,8 @@ def fit(
                 "per_device_batch_size": trained.per_device_batch_size,
                 "token_order_sha256": trained.token_order_sha256,
                 "tokens_per_second": settings.tokens / trained.seconds,
+                "processes": world_size(),
+                "peak_memory_bytes": peak_memory_bytes(),
                 "seconds": {"train": trained.seconds},
             },
         )

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock
@@ -9,15 +10,16 @@ from transformers.utils import logging as transformers_logging
 
 
 class Progress:
-    """Prints the work done so far, in tokens of one forward pass."""
+    """Shows the work done so far, in tokens of one forward pass; a process of the runner's prints it."""
 
-    def __init__(self) -> None:
+    def __init__(self, show: Callable[[int], None] = lambda done: print(done, flush=True)):
+        self.show = show
         self.done = 0
 
     def set(self, done: int) -> None:
         """Say how much is done."""
         self.done = done
-        print(done, flush=True)
+        self.show(done)
 
     def add(self, done: int) -> None:
         """Say how much more is done."""

@@ -1,5 +1,6 @@
 """A run of the probe: check everything, prepare the text, run the cells one by one, sum up."""
 
+import gc
 import os
 import re
 import subprocess
@@ -15,42 +16,48 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from preproj.probe import distributed
 from preproj.probe.base import Base, load_config, load_tokenizer, resolve_base
-from preproj.probe.cell import cell_folder, trial_units, work_units
+from preproj.probe.cell import cell_folder, train_cell, trial_units, work_units
 from preproj.probe.continuity import check_recipe, describe_inputs, go_on
 from preproj.probe.ending import why
 from preproj.probe.environment import describe_environment
 from preproj.probe.errors import RecipeError
-from preproj.probe.files import read_json, write_json, write_text
+from preproj.probe.files import clear_unfinished, read_json, write_json, write_text
 from preproj.probe.harness import load_tasks
 from preproj.probe.methods import attach
 from preproj.probe.prepared import Prepared, describe_corpus, prepare
+from preproj.probe.process import Progress as Work
 from preproj.probe.recipe import Recipe
 from preproj.probe.sources import read_corpus
-from preproj.probe.summary import cells_of, write_summary
+from preproj.probe.summary import cells_of, find_cell, write_summary
 from preproj.probe.tokenised import text_cache
-from preproj.probe.trackers import check_trackers
+from preproj.probe.trackers import check_trackers, keep_wandb_in
 from preproj.probe.tuning import best_trial, check_optuna, read_trials, trial_folder, tune, tuned_methods
 
 
-def run_probe(recipe: Recipe, run: Path, console: Console, accept_changes: bool = False) -> bool:
-    """Run every unfinished cell of a recipe and write summary.json.
+def run_probe(
+    recipe: Recipe, run: Path, console: Console, cell: str | None = None, accept_changes: bool = False
+) -> bool:
+    """Run every unfinished cell of a recipe, or only one, and write summary.json.
 
     Args:
         recipe: the checked recipe.
         run: the run folder: new, or left by an earlier call with the same recipe.
         console: for progress.
+        cell: ``METHOD/seedN``, to run this one alone.
         accept_changes: whether to go on where base, text, packages or the machine's settings are others than before.
 
     Returns:
-        Whether every cell is finished.
+        Whether every cell that was asked for is finished.
 
     Raises:
         RecipeError: where the recipe, its model or its text is wrong (before anything is written), or the run folder
             holds something else or is in use.
     """
+    cells = [find_cell(recipe, cell)] if cell else sorted(cells_of(recipe), key=lambda c: recipe.seeds.index(c[1]))
     _check_folder(run, recipe)
-    left = not all(_ended(cell_folder(run, *cell)) for cell in cells_of(recipe))
+    left = not all(_ended(cell_folder(run, *cell)) for cell in cells)
     if left:
         check_trackers(recipe.report_to)
         if recipe.tuning is not None:
@@ -74,8 +81,9 @@ def run_probe(recipe: Recipe, run: Path, console: Console, accept_changes: bool 
                 _write_text(run, describe_inputs(run, recipe, base, config), recipe.model.dtype, *fresh)
             if left:
                 _check_precision(recipe, run, base, console)
-                _run_cells(recipe, run, base, console)
-            return write_summary(run, recipe, described)
+                _run_cells(recipe, run, cells, base, console)
+            write_summary(run, recipe, described)
+            return all((cell_folder(run, *cell) / "metrics.json").exists() for cell in cells)
     except Timeout as error:
         raise RecipeError(f"run folder {run} is in use by another preproj; wait for it or choose another.") from error
 
@@ -149,10 +157,10 @@ def _check_precision(recipe: Recipe, run: Path, base: Base, console: Console) ->
         console.print(f"[bold red]{warning}[/]")
 
 
-def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console) -> None:
-    """Run what is missing: every method's cell of one seed after the other, its trials before its first cell."""
+def _run_cells(recipe: Recipe, run: Path, cells: list[tuple[str, int]], base: Base, console: Console) -> None:
+    """Run what is missing of the cells, the trials of a method before its first cell."""
     prepared = Prepared.read(run, recipe.evaluation)
-    cells = sorted(cells_of(recipe), key=lambda cell: recipe.seeds.index(cell[1]))
+    methods = {method for method, _ in cells}
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -162,7 +170,7 @@ def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console) -> None:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, speed_estimate_period=120) as progress:
-        trials = dict.fromkeys(tuned_methods(recipe), recipe.tuning.trials if recipe.tuning else 0)
+        trials = {m: recipe.tuning.trials for m in tuned_methods(recipe) if m in methods} if recipe.tuning else {}
         total = sum(work_units(recipe, prepared, method) for method, _ in cells)
         total += sum(count * trial_units(recipe, prepared) for count in trials.values())
         part = _Parts(progress, progress.add_task("", total=total), base, console)
@@ -177,9 +185,11 @@ def _run_cells(recipe: Recipe, run: Path, base: Base, console: Console) -> None:
             if _ended(folder):
                 part.skip(units)
             elif not _tuning_left(recipe, run, method):
-                count = f"{number}/{len(cells)}"
-                arguments = [str(run), method, str(seed)]
-                part.run(f"{method} seed {seed}", count, "preproj.probe.cell", arguments, folder, units)
+                name, count = f"{method} seed {seed}", f"{number}/{len(cells)}"
+                if distributed.world_size() > 1:
+                    part.train_with_others(name, run, method, seed)
+                if not _ended(folder):
+                    part.run(name, count, "preproj.probe.cell", [str(run), method, str(seed)], folder, units)
         progress.update(part.task, description="done")
 
 
@@ -226,6 +236,22 @@ class _Parts:
             )
         self.skip(units)
 
+    def train_with_others(self, name: str, run: Path, method: str, seed: int) -> None:
+        """Train a cell in this process and the others; the cell's own process finds it trained."""
+        folder = cell_folder(run, method, seed)
+        if method == "none" or (folder / "trained.json").exists():
+            return
+        self.progress.update(self.task, description=f"{name} ({distributed.world_size()} processes)")
+        keep_wandb_in(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock", timeout=60):
+            clear_unfinished(folder)
+            distributed.from_main(lambda: (run.resolve(), method, seed))
+            train_cell(run, method, seed, Work(self._show))
+        distributed.leave()
+        gc.collect()
+        torch.cuda.empty_cache()  # the cell's own process needs the device now
+
     def _show(self, units: int) -> None:
         self.progress.update(self.task, completed=self.done + units)
 
@@ -253,7 +279,7 @@ def _run_module(
     module: str, arguments: list[str], log: Path, base: Base, on_progress: Callable[[int], Any] = lambda _: None
 ) -> int:
     """Run a part of the work in its own process, so that its peak memory is its own; return the exit code."""
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+    environment = {**distributed.alone(os.environ), "TOKENIZERS_PARALLELISM": "false"}
     # One device a cell: with more, the Trainer would split the batch over them.
     environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     if base.path is not None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from preproj.probe.cell import LAYER_DOCUMENTS, cell_folder
 from preproj.probe.corpus import RETENTION
+from preproj.probe.errors import RecipeError
 from preproj.probe.evaluation import PROTOCOLS, perplexity_protocol
 from preproj.probe.files import read_json, write_json
 from preproj.probe.harness import task_protocol
@@ -40,6 +41,18 @@ def cells_of(recipe: Recipe) -> list[tuple[str, int]]:
         for method in recipe.methods
         for seed in (recipe.seeds[:1] if method == BASELINE else recipe.seeds)
     ]
+
+
+def find_cell(recipe: Recipe, name: str) -> tuple[str, int]:
+    """Return the cell that is called ``METHOD/seedN``.
+
+    Raises:
+        RecipeError: if the recipe has none of that name, with those it has.
+    """
+    cells = {f"{method}/seed{seed}": (method, seed) for method, seed in cells_of(recipe)}
+    if name not in cells:
+        raise RecipeError(f"--cell is {name!r}, no cell of this recipe; it has {', '.join(cells)}.")
+    return cells[name]
 
 
 def write_summary(run: Path, recipe: Recipe, base: dict[str, Any]) -> bool:

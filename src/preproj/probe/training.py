@@ -4,6 +4,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from accelerate.utils.memory import clear_device_cache
 from torch import nn
 from torch.utils.data import Dataset, SequentialSampler
 from transformers import (
+    PrinterCallback,
     Trainer,
     TrainerCallback,
     TrainerControl,
@@ -27,8 +29,9 @@ from transformers.trainer_callback import ExportableState
 from preproj.optimizer import create_optimizer
 from preproj.probe.attached import Attached
 from preproj.probe.checkpoints import checkpoint_folder, newest_whole, seal
+from preproj.probe.distributed import from_main, is_main, world_size
 from preproj.probe.ending import is_out_of_memory
-from preproj.probe.files import named, write_jsonl
+from preproj.probe.files import named, whole_folder, write_jsonl
 from preproj.probe.recipe import Training
 from preproj.probe.trackers import TensorBoard
 
@@ -73,9 +76,10 @@ def train(
     report_to: Sequence[str] = (),
     run_name: str | None = None,
 ) -> Trained:
-    """Train the weights of a method and keep checkpoints in ``folder/checkpoints``.
+    """Train the weights of a method into ``folder/adapter``, with checkpoints in ``folder/checkpoints``.
 
-    Continues from the newest whole checkpoint, if there is one.
+    Continues from the newest whole checkpoint, if there is one. Where several processes were started each must call
+    this: they share every batch, and the main process writes.
 
     Args:
         attached: the method on its base.
@@ -96,11 +100,14 @@ def train(
     data, checkpoints = _Ordered(blocks, order), folder / "checkpoints"
 
     def attempt(per_device: int) -> float:
+        resume = from_main(lambda: newest_whole(checkpoints))
+        if resume:
+            attached.load(resume)  # before it may be sharded
         log = _Log(folder / "training.jsonl", settings, per_device, on_step)
         arguments = TrainingArguments(
             output_dir=str(checkpoints),
             per_device_train_batch_size=per_device,
-            gradient_accumulation_steps=settings.batch_size // per_device,
+            gradient_accumulation_steps=settings.batch_size // (per_device * world_size()),
             gradient_checkpointing=settings.gradient_checkpointing,
             gradient_checkpointing_kwargs={"use_reentrant": False},
             max_steps=settings.steps,
@@ -117,25 +124,29 @@ def train(
             report_to=[tracker for tracker in report_to if tracker != "tensorboard"],
             run_name=run_name,
             dataloader_pin_memory=torch.cuda.is_available(),
+            ddp_find_unused_parameters=not attached.adapters,  # a base of its own may have weights it does not use
             disable_tqdm=True,
             remove_unused_columns=False,
         )
+        board = [TensorBoard(folder / "tensorboard")] if "tensorboard" in report_to and is_main() else []
         trainer = _FrozenProbeTrainer(
             attached,
+            settings,
             args=arguments,
             train_dataset=data,
             data_collator=default_data_collator,
-            callbacks=[log, *([TensorBoard(folder / "tensorboard")] if "tensorboard" in report_to else [])],
-            optimizers=(_optimizer(attached, settings, learning_rate), None),
+            callbacks=[log, *board],
         )
-        resume = newest_whole(checkpoints)
+        trainer.remove_callback(PrinterCallback)
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        # The last update comes after the last loss.
+        if not all(weight.isfinite().all() for weight in attached.model.parameters() if weight.requires_grad):
+            raise NonFiniteLossError(settings.steps, "a trained weight")
+        with whole_folder(folder / "adapter") if is_main() else nullcontext(folder) as adapter:
+            trainer.save_model(str(adapter))  # every process hands over its part
         return log.seconds
 
-    seconds, per_device = _largest_that_fits(attempt, settings, attached.model, newest_whole(checkpoints))
-    # The last update comes after the last loss.
-    if not all(weight.isfinite().all() for weight in attached.model.parameters() if weight.requires_grad):
-        raise NonFiniteLossError(settings.steps, "a trained weight")
+    seconds, per_device = _largest_that_fits(attempt, settings, attached.model, checkpoints)
     digest = hashlib.sha256()
     for i in order:
         digest.update(blocks[i].astype(np.int64).tobytes())
@@ -143,17 +154,18 @@ def train(
 
 
 def _largest_that_fits(
-    attempt: Callable[[int], float], settings: Training, model: nn.Module, checkpoint: Path | None
+    attempt: Callable[[int], float], settings: Training, model: nn.Module, checkpoints: Path
 ) -> tuple[float, int]:
     """Train with as many blocks in memory as the recipe says, or with ``auto`` as fit, and return how many.
 
     Every step has the same shapes, so what two steps fit into is enough for all; a run that goes on keeps its size.
     """
     if settings.per_device_batch_size != "auto":
-        per_device = settings.per_device_batch_size or settings.batch_size
+        per_device = settings.per_device_batch_size or settings.batch_size // world_size()
         return attempt(per_device), per_device
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     start = [weight.detach().to("cpu", copy=True) for weight in trained]
+    checkpoint = newest_whole(checkpoints)
     largest = _log_state(checkpoint)["per_device_batch_size"] if checkpoint else settings.batch_size
     for per_device in (size for size in range(largest, 0, -1) if settings.batch_size % size == 0):
         try:
@@ -175,16 +187,6 @@ def _log_state(checkpoint: Path) -> dict[str, Any]:
     return state.stateful_callbacks[_Log.__name__]["attributes"]
 
 
-def _optimizer(attached: Attached, settings: Training, learning_rate: float) -> torch.optim.Optimizer:
-    return create_optimizer(
-        attached.model,
-        torch.optim.AdamW,
-        lr=learning_rate,
-        pre_lr_ratio=settings.pre_lr_ratio,
-        weight_decay=settings.weight_decay,
-    )
-
-
 class _Ordered(Dataset):
     """The blocks in the order of training, one read at a time from the file they are in."""
 
@@ -203,14 +205,27 @@ class _Ordered(Dataset):
 
 
 class _FrozenProbeTrainer(Trainer):
-    """The Trainer, over the data in the given order, for all adapters of a method, stopping at a non-finite loss."""
+    """The Trainer, over the data in the given order, for all adapters of a method."""
 
-    def __init__(self, attached: Attached, **options: Any):
+    def __init__(self, attached: Attached, settings: Training, **options: Any):
         super().__init__(model=attached.model, **options)
-        self.attached = attached
+        self.attached, self.settings = attached, settings
+        if self.is_fsdp_enabled:
+            self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")  # an adapter is one file
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        self.optimizer = create_optimizer(
+            model or self.model,
+            torch.optim.AdamW,
+            lr=self.args.learning_rate,
+            pre_lr_ratio=self.settings.pre_lr_ratio,
+            weight_decay=self.settings.weight_decay,
+        )
+        return self.optimizer
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        self.attached.save(Path(output_dir or self.args.output_dir))
+        if self.args.should_save:
+            self.attached.save(Path(output_dir or self.args.output_dir), state_dict)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         checkpoint = checkpoint_folder(Path(self.args.output_dir), self.state.global_step)
@@ -221,20 +236,17 @@ class _FrozenProbeTrainer(Trainer):
                 seal(checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        self.attached.load(Path(resume_from_checkpoint))
+        """Do nothing: the weights are loaded."""
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> SequentialSampler:
         return SequentialSampler(self.train_dataset)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        loss = super().training_step(*args, **kwargs)
-        if not torch.isfinite(loss):
-            raise NonFiniteLossError(self.state.global_step + 1)
-        return loss
-
 
 class _Log(TrainerCallback, ExportableState):
-    """Writes training.jsonl and sums the seconds; its state travels in the Trainer's checkpoints."""
+    """Writes training.jsonl, sums the seconds and stops at a loss that is not finite, in every process at once.
+
+    Its state travels in the Trainer's checkpoints.
+    """
 
     def __init__(
         self,
@@ -257,7 +269,7 @@ class _Log(TrainerCallback, ExportableState):
         """Take up the log where the checkpoint left it: the Trainer keeps all that was logged in there."""
         if state.global_step:
             self.rows = [self._row(entry) for entry in state.log_history if "loss" in entry]
-            write_jsonl(self.path, self.rows)
+            self._write()
             self.seconds = state.stateful_callbacks[type(self).__name__]["attributes"]["seconds"]
         self.last = time.perf_counter()
         self.on_step(state.global_step)
@@ -270,14 +282,20 @@ class _Log(TrainerCallback, ExportableState):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Keep one row per optimiser step."""
+        """Keep one row per optimiser step; its loss is the mean over all processes."""
         if logs is None or "loss" not in logs:
             return
+        if not math.isfinite(logs["loss"]):
+            raise NonFiniteLossError(state.global_step)
         now = time.perf_counter()
         self.seconds, self.last = self.seconds + now - self.last, now
         self.rows.append(self._row({**logs, "step": state.global_step}))
-        write_jsonl(self.path, self.rows)
+        self._write()
         self.on_step(state.global_step)
+
+    def _write(self) -> None:
+        if is_main():
+            write_jsonl(self.path, self.rows)
 
     def _row(self, entry: dict[str, Any]) -> dict[str, Any]:
         return {
