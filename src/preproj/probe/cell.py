@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from preproj.analysis import analyze
 from preproj.probe.base import load_model, load_tokenizer, resolve_base
 from preproj.probe.corpus import RETENTION
-from preproj.probe.environment import peak_memory_bytes
+from preproj.probe.environment import describe_environment, peak_memory_bytes
 from preproj.probe.evaluation import score_document, score_last_word, score_stream, stream_parts
 from preproj.probe.files import write_json
 from preproj.probe.fit import TRAINING_WORK, fit
@@ -100,6 +100,7 @@ def run_cell(run: Path, method: str, seed: int) -> None:
         documents = prepared.documents(recipe.evaluation.split)[:LAYER_DOCUMENTS]
         layers = analyze(attached.adapters[0], [ids for _, ids in documents]).layers
     seconds = {**trained.pop("seconds"), **result.pop("seconds")}
+    environment = {"training": trained.pop("environment", None), "evaluation": describe_environment()}
     write_json(
         folder / "metrics.json",
         {
@@ -117,6 +118,7 @@ def run_cell(run: Path, method: str, seed: int) -> None:
             "peak_memory_bytes": peak_memory_bytes(),
             **result,
             "layers": layers,
+            "environment": environment,
         },
     )
 

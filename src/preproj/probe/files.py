@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterable
+import uuid
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,25 @@ def cache_folder() -> Path:
     return Path(os.environ.get("PREPROJ_CACHE") or platformdirs.user_cache_dir("preproj"))
 
 
+_guards: list[Callable[[], None]] = []
+
+
+def guard_writes(check: Callable[[], None]) -> None:
+    """Have ``check`` called before any file gets its name: it ends a process whose work another has taken over."""
+    _guards.append(check)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` under a temporary name and rename it, so that a reader sees all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # processes of two machines may share a number
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        for check in _guards:
+            check()
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from preproj.probe.attached import Attached
+from preproj.probe.environment import describe_environment
 from preproj.probe.files import read_json, write_json
 from preproj.probe.prepared import Prepared
 from preproj.probe.process import Progress
@@ -75,6 +76,7 @@ def fit(
                 "token_order_sha256": trained.token_order_sha256,
                 "tokens_per_second": settings.tokens / trained.seconds,
                 "seconds": {"train": trained.seconds},
+                "environment": describe_environment(),
             },
         )
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)

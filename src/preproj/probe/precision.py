@@ -14,6 +14,7 @@ from preproj.probe.base import load_model, load_tokenizer, resolve_base
 from preproj.probe.evaluation import score_document, score_last_word
 from preproj.probe.files import write_json
 from preproj.probe.prepared import Prepared
+from preproj.probe.process import start_process
 from preproj.probe.recipe import Recipe, parse_recipe
 from preproj.probe.statistics import wilson
 from preproj.statistics import accuracy, perplexity
@@ -73,4 +74,5 @@ def _warning(dtype: str, scores: dict[str, dict[str, Any]]) -> str | None:
 
 
 if __name__ == "__main__":
-    check_precision(Path(sys.argv[1]))
+    with start_process(Path(sys.argv[1])):
+        check_precision(Path(sys.argv[1]))

@@ -17,7 +17,7 @@ from preproj.probe.method import parse_method
 from preproj.probe.methods import SAME_SIZE
 from preproj.probe.passages import RULE
 from preproj.probe.published import published
-from preproj.probe.recipe import Recipe
+from preproj.probe.recipe import Recipe, parse_recipe
 from preproj.probe.scores import Score, read_scores
 from preproj.probe.statistics import INTERVALS, holm, p_value, wilson
 from preproj.probe.tuning import describe_tuning, tuning_protocol
@@ -97,6 +97,21 @@ def write_summary(run: Path, recipe: Recipe, base: dict[str, Any]) -> bool:
         },
     )
     return all(row["status"] == "finished" for row in rows)
+
+
+def join(run: Path) -> None:
+    """Write the summary of a run again, with whatever has ended since.
+
+    Args:
+        run: the run folder.
+
+    Raises:
+        RecipeError: if it is none, or no worker has prepared it.
+    """
+    known = run / "summary.json"
+    if not known.exists():
+        raise RecipeError(f"{known} is missing: give the folder of a run that `preproj probe` has begun.")
+    write_summary(run, parse_recipe((run / "recipe.yaml").read_text("utf-8"), str(run)), read_json(known)["base"])
 
 
 def _protocol(recipe: Recipe, measures: list[dict[str, Any]]) -> dict[str, str]:

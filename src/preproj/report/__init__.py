@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from pathlib import Path
 
 from rich.console import Console
@@ -66,6 +67,6 @@ def print_table(run_dir: Path, console: Console) -> None:
 
 def _write(path: Path, text: str) -> None:
     """Writes a whole file or none."""
-    temporary = path.with_name(f"{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # two workers may finish at once
     temporary.write_text(text, encoding="utf-8", newline="\n")
     os.replace(temporary, path)
