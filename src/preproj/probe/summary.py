@@ -94,6 +94,7 @@ def write_summary(run: Path, recipe: Recipe, base: dict[str, Any]) -> bool:
             "methods": [_method(method, scores[method]) for method in scores],
             "pairs": _pairs(scores, made),
             "interactions": _interactions(scores),
+            "environments": _environments(made),
         },
     )
     return all(row["status"] == "finished" for row in rows)
@@ -234,6 +235,27 @@ def _differs(mine: dict[int, dict[str, Any]], others: dict[int, dict[str, Any]])
     orders = [{seed: cell["token_order_sha256"] for seed, cell in cells.items()} for cells in (mine, others)]
     untrained = any(None in order.values() for order in orders)
     return found + (["data"] if orders[0] != orders[1] and not untrained else [])
+
+
+def _environments(made: Cells) -> list[dict[str, Any]]:
+    """Group the cells by what they were trained and scored with."""
+    found: list[dict[str, Any]] = []
+    for method, cells in made.items():
+        for seed, cell in cells.items():
+            # Cells of earlier versions do not say.
+            for environment in filter(None, cell.get("environment", {}).values()):
+                ran_with = {
+                    "device": environment["hardware"]["device_name"],
+                    "platform": environment["hardware"]["platform"],
+                    **environment["packages"],
+                    "commit": environment["git_commit"] or "none",
+                }
+                group = next((group for group in found if group["with"] == ran_with), None)
+                if group is None:
+                    found.append(group := {"cells": [], "with": ran_with})
+                if (name := f"{method} seed {seed}") not in group["cells"]:
+                    group["cells"].append(name)
+    return found
 
 
 def _shared(scores: Scores, *methods: str) -> list[str]:

@@ -120,7 +120,7 @@ class _Bar:
         """Describe what goes on, once."""
         self._progress.update(self._task, description=what)
         if what != self._said and not self._console.is_terminal:
-            self._console.print(what)
+            self._console.print(what, soft_wrap=True)
         self._said = what
 
     def refresh(self) -> None:
@@ -134,4 +134,4 @@ class _Bar:
 
     def print(self, sentence: str) -> None:
         """Print a sentence above the bar."""
-        self._progress.console.print(sentence)
+        self._progress.console.print(sentence, soft_wrap=True)

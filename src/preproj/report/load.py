@@ -11,6 +11,7 @@ import yaml
 from preproj.report.fields import AGAIN, Fields, ReportError, read_json, read_lines, read_text
 from preproj.report.records import (
     Base,
+    CellsEnvironment,
     Corpus,
     Environment,
     Hardware,
@@ -69,6 +70,9 @@ def load(run_dir: Path) -> Run:
             summary.child("precision").optional_text("warning") if summary.data.get("precision") is not None else None
         ),
         tuning=_tuning(summary.child("tuning")) if summary.data.get("tuning") is not None else None,
+        environments=tuple(
+            map(_cells_environment, summary.children("environments") if "environments" in summary.data else ())
+        ),
         environment=_environment(read_json(run_dir / "environment.json")),
         corpus=_corpus(read_json(run_dir / "corpus.json")),
         recipe=read_recipe(run_dir / "recipe.yaml")[0],
@@ -113,6 +117,11 @@ def _environment(fields: Fields) -> Environment:
         ),
         threads=fields.whole("threads"),
     )
+
+
+def _cells_environment(fields: Fields) -> CellsEnvironment:
+    ran_with = fields.child("with")
+    return CellsEnvironment(fields.texts("cells"), {name: ran_with.text(name) for name in ran_with.data})
 
 
 def _corpus(fields: Fields) -> Corpus:
