@@ -112,16 +112,21 @@ def probe(
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Go on where base, text or packages changed since the start.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the cells and what they cost; start and write nothing.")
+    ] = False,
 ) -> None:
     """Train and compare the methods of a RECIPE on a frozen model, and write a report.
 
-    Call it again with the same arguments to continue an interrupted run; finished cells are not run again. Started by
-    torchrun or accelerate launch, all processes train the one cell together.
+    Call it again with the same arguments to continue an interrupted run; finished cells are not run again. Several
+    calls at once, on one or many machines that share the run folder, part the work. Started by torchrun or accelerate
+    launch, all processes train the one cell together.
     """
     from rich.console import Console
 
     from preproj.probe import distributed
     from preproj.probe.cell import take_part
+    from preproj.probe.plan import plan, said
     from preproj.probe.recipe import load_recipe
     from preproj.probe.runner import run_probe
     from preproj.report import ReportError, print_table, write_report
@@ -131,22 +136,49 @@ def probe(
     try:
         with _sentences((RecipeError, ReportError), "run folder"):
             if not distributed.is_main():
-                take_part()
+                if not dry_run:
+                    take_part()
                 return
             loaded = load_recipe(recipe)
+            run = out or Path("runs") / loaded.name
+            if dry_run:
+                typer.echo(said(plan(loaded, run, cell)))
+                return
             distributed.check(loaded, cell)
             distributed.join()
-            run = out or Path("runs") / loaded.name
-            finished = run_probe(loaded, run, console, cell, accept_changes)
+            outcome = run_probe(loaded, run, console, cell, accept_changes)
             distributed.dismiss()
-            report = write_report(run)
-            print_table(run, console)
+            if outcome.summed_up:
+                report = write_report(run)
+                print_table(run, console)
     except KeyboardInterrupt as error:
         typer.echo("preproj: interrupted; the same command continues this run.", err=True)
         raise typer.Exit(130) from error
-    console.print(f"Report: {report}", soft_wrap=True)
-    if not finished:
+    for part, holder in outcome.elsewhere.items():
+        console.print(f"{part} is in the hands of {holder}.", soft_wrap=True, highlight=False)
+    if outcome.summed_up:
+        console.print(f"Report: {report}", soft_wrap=True)
+    else:
+        console.print(f"The run has more cells; `preproj report {run}` joins those that have ended.", soft_wrap=True)
+    if not outcome.good:
         raise typer.Exit(1)
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="Folder that `preproj probe` writes.")]) -> None:
+    """Join whatever has ended of a RUN, while workers are at it or after, and write its report."""
+    from rich.console import Console
+
+    from preproj.probe.summary import join
+    from preproj.report import ReportError, print_table, write_report
+
+    console = Console()
+    _quiet()
+    with _sentences((RecipeError, ReportError), run):
+        join(run)
+        written = write_report(run)
+        print_table(run, console)
+    console.print(f"Report: {written}", soft_wrap=True)
 
 
 @app.command()

@@ -162,6 +162,26 @@ def params(
     return Params(type(shell).__name__, base, parts, tokens, prefill, training, lora)
 
 
+def flops_per_token(model: PreTrainedModel | PeftModel, tokens: int) -> float | None:
+    """Count the FLOPs of a training step of whatever trains in a model, forward and backward, over its tokens.
+
+    Args:
+        model: of :func:`meta_model`, with or without an adapter of any kind.
+        tokens: length of the sequence.
+
+    Returns:
+        A mean over the sequence; None where the model does not run on token ids without its weights.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    try:
+        with FlopCounterMode(display=False) as counter:
+            model(**_inputs(model, tokens))[0].sum().backward()
+    except Exception:  # whatever the model's own code needs besides the shapes of ids
+        return None
+    return counter.get_total_flops() / tokens
+
+
 def meta_model(source: PreTrainedModel | PeftModel | PreTrainedConfig) -> PreTrainedModel:
     """Build a model of the same shape on the meta device.
 
@@ -261,10 +281,7 @@ def _count_flops(model: PeftModel, tokens: int) -> tuple[Flops, Flops] | tuple[N
     base = model.get_base_model()
     if base.main_input_name != "input_ids":
         return None, None
-    # Many models look for padding among the ids, which have no values here; the configuration would check the type.
-    vars(base.config)["pad_token_id"] = None
-    ids = torch.zeros(1, tokens, dtype=torch.long, device="meta")
-    inputs = {"input_ids": ids, **({"decoder_input_ids": ids} if base.config.is_encoder_decoder else {})}
+    inputs = _inputs(base, tokens)
     try:
         with torch.no_grad(), _counting(model) as (new, counter):
             model(**inputs)
@@ -275,6 +292,14 @@ def _count_flops(model: PeftModel, tokens: int) -> tuple[Flops, Flops] | tuple[N
     except Exception:  # whatever the model's own code needs besides the shapes of ids
         return None, None
     return prefill, training
+
+
+def _inputs(model: PreTrainedModel | PeftModel, tokens: int) -> dict[str, Tensor]:
+    """Return ids without values."""
+    # Many models look for padding among the ids; the configuration would check the type.
+    vars(model.config)["pad_token_id"] = None
+    ids = torch.zeros(1, tokens, dtype=torch.long, device="meta")
+    return {"input_ids": ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})}
 
 
 @contextmanager

@@ -122,7 +122,7 @@ def one_cell_run(tiny_recipe, tmp_path_factory):
     recipe = {**tiny_recipe, "methods": [METHOD], "training": {**tiny_recipe["training"], "save_steps": 2}}
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("preproj.probe.runner._run_cells", lambda *args: None)
+        patch.setattr("preproj.probe.runner.work", lambda *args: {})
         CliRunner().invoke(app, ["probe", str(folder / "recipe.yaml"), "--out", str(folder / "begun")])
     for _ in "warm-up", "measured":
         shutil.rmtree(folder / "whole", ignore_errors=True)

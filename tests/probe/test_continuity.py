@@ -37,7 +37,7 @@ def begun(recipe, tmp_path, tiny_base):
     run.mkdir()
     (run / "recipe.yaml").write_text(checked.to_yaml())
     inputs = describe_inputs(run, checked, base, config)
-    write_json(run / "environment.json", describe_environment("float32") | inputs)
+    write_json(run / "environment.json", describe_environment() | inputs)
     return run, checked, base, config
 
 
@@ -122,7 +122,7 @@ def test_a_base_from_the_hub_is_its_commit(begun, monkeypatch):
         inputs = describe_inputs(run, recipe, base, config)
         assert inputs["inputs"]["base"] == {"commit": commit}
         if commit[0] == "a":
-            write_json(run / "environment.json", describe_environment("float32") | inputs)
+            write_json(run / "environment.json", describe_environment() | inputs)
     assert f"began otherwise: base was {'a' * 16}… and is {'b' * 16}…; " in refusal((run, recipe, base, config))
 
 
@@ -144,7 +144,7 @@ def test_what_was_accepted_is_recorded_and_counts_from_then_on(begun):
     environment = read_json(run / "environment.json")
     (continued,) = environment.pop("continued")
     assert environment == started  # what it began with stays
-    packages = describe_environment("float32")["packages"]
+    packages = describe_environment()["packages"]
     assert continued["packages"] == packages
     assert continued["changes"] == [
         f"torch was 2.0.0 and is {packages['torch']}",
@@ -188,7 +188,12 @@ def test_through_the_command_line_a_change_is_refused_then_accepted_and_reported
     assert refused.stderr.startswith(f"preproj: run folder {run} began otherwise: torch was 1.0.0 and is {then}; ")
     assert refused.stderr.count("\n") == 1
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
-    monkeypatch.setattr("preproj.probe.runner._run_cells", lambda *args: metrics.write_bytes(measured))
+
+    def work(*args: object) -> dict:
+        metrics.write_bytes(measured)
+        return {}
+
+    monkeypatch.setattr("preproj.probe.runner.work", work)
     assert probe(path, "--out", run, "--accept-changes").exit_code == 0
     (started,) = (entry["started"] for entry in read_json(run / "environment.json")["continued"])
     for report in (run / "report.md", run / "report.html"):

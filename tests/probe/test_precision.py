@@ -53,7 +53,7 @@ def test_a_model_that_its_dtype_damages_is_found_out(tiny_recipe, tmp_path, tiny
     content = {**tiny_recipe, "model": {"name": str(damaged), "dtype": "float16"}, "methods": ["none"]}
     console = Console(record=True, width=200)
     run = tmp_path / "run"
-    assert run_probe(parse_recipe(yaml.safe_dump(content), "recipe"), run, console)
+    assert run_probe(parse_recipe(yaml.safe_dump(content), "recipe"), run, console).good
     check = read_json(run / "precision.json")
     assert 200 < check["scores"]["float32"]["perplexity"] < 600  # of 384 tokens
     assert "The untouched model is damaged by float16" in console.export_text()

@@ -1,19 +1,21 @@
 """Tuning: trials on the validation split before the cells, kept, resumed and told."""
 
+import importlib.util
 import json
 import math
 import shutil
-import subprocess
-import sys
+from pathlib import Path
 
 import numpy as np
+import optuna
 import pytest
+from optuna.trial import TrialState
 from typer.testing import CliRunner
 
 from preproj.cli import app
 from preproj.probe.files import read_json, read_jsonl
 from preproj.probe.recipe import Recipe
-from preproj.probe.tuning import tune
+from preproj.probe.tuning import STARTUP, waits_for, write_parameters
 
 RATES = [1e-4, 3e-3, 1e9]  # the last one diverges
 
@@ -75,36 +77,67 @@ def test_a_trial_is_scored_on_validation_text_as_a_cell_would_be(recipe, write_r
     assert trial["value"] == pytest.approx(math.exp(loss.sum() / tokens.sum()), rel=1e-12)
 
 
-@pytest.mark.parametrize("killed_after", ["parameters.json", "trial.json"])
-def test_an_interrupted_search_goes_on_with_the_same_suggestions(recipe, tmp_path, killed_after):
-    search = {"learning_rate": {"low": 1e-5, "high": 1e-1}, "weight_decay": [0.0, 0.1]}
+SEARCH = {"learning_rate": {"low": 1e-5, "high": 1e-1}, "weight_decay": [0.0, 0.1]}
+
+
+def value_of(parameters: dict) -> float | None:
+    """A made-up result, none where the rate is too high."""
+    rate = parameters["learning_rate"]
+    return None if rate > 3e-2 else abs(math.log10(rate) + 3) + parameters["weight_decay"]
+
+
+def tried(checked: Recipe, run: Path, number: int) -> dict:
+    """Have a trial of a run suggested and ended, and return what it tried."""
+    write_parameters(checked, run, "skip", number)
+    folder = run / "tuning/skip" / f"trial{number}"
+    parameters = read_json(folder / "parameters.json")["parameters"]
+    value = value_of(parameters)
+    content = {"parameters": parameters, "value": value, "reason": None if value else "too high", "seconds": 1.0}
+    (folder / "trial.json").write_text(json.dumps(content))
+    return parameters
+
+
+def test_the_suggestions_are_those_of_optunas_sampler_whatever_is_interrupted_and_whoever_runs_them(recipe, tmp_path):
+    trials = STARTUP + 4
+    checked = Recipe.model_validate(tuned(recipe, trials=trials, seed=7, search=SEARCH))
+    # Optuna's own study, one trial after the other, with a sampler of its own seed for each.
+    study, expected = optuna.create_study(), []
+    for number in range(trials):
+        study.sampler = optuna.samplers.TPESampler(seed=7 + number)
+        trial = study.ask()
+        parameters = {
+            "learning_rate": trial.suggest_float("learning_rate", 1e-5, 1e-1, log=True),
+            "weight_decay": trial.suggest_categorical("weight_decay", [0.0, 0.1]),
+        }
+        value = value_of(parameters)
+        study.tell(trial, value, state=TrialState.FAIL if value is None else TrialState.COMPLETE)
+        expected.append(parameters)
+    assert any(value_of(parameters) is None for parameters in expected)
+    assert len({parameters["learning_rate"] for parameters in expected}) == trials
+    # Side by side the first end in any order; a later one waits for all before it.
+    order = [*reversed(range(STARTUP)), *range(STARTUP, trials)]
+    assert [waits_for(checked.tuning, number) for number in range(trials)] == [0] * STARTUP + list(
+        range(STARTUP, trials)
+    )
+    found = {number: tried(checked, tmp_path, number) for number in order}
+    assert [found[number] for number in range(trials)] == expected
+    # A trial that was interrupted keeps what it tries.
+    (tmp_path / "tuning/skip/trial12/trial.json").unlink()
+    (tmp_path / "tuning/skip/trial3/trial.json").unlink()
+    assert tried(checked, tmp_path, 12) == expected[12]
+
+
+def test_the_trials_of_a_grid_wait_for_nothing_and_are_its_points_in_order(recipe, tmp_path):
+    search = {"learning_rate": [1e-3, 1e-4], "weight_decay": [0.0, 0.1]}
     checked = Recipe.model_validate(tuned(recipe, trials=4, search=search))
-
-    def run_in(run, stop_at=None):
-        def trial(number):
-            folder = run / "tuning/skip" / f"trial{number}"
-            parameters = read_json(folder / "parameters.json")["parameters"]
-            if number == stop_at and killed_after == "parameters.json":
-                raise KeyboardInterrupt
-            value = abs(math.log10(parameters["learning_rate"]) + 3) + parameters["weight_decay"]
-            content = {"parameters": parameters, "value": value, "reason": None, "seconds": 1.0}
-            (folder / "trial.json").write_text(json.dumps(content))
-            if number == stop_at:
-                raise KeyboardInterrupt
-            return True
-
-        run.mkdir(exist_ok=True)
-        assert tune(checked, run, "skip", trial)
-        return [read_json(run / f"tuning/skip/trial{n}/parameters.json")["parameters"] for n in range(4)]
-
-    whole = run_in(tmp_path / "whole")
-    for parameters in whole:
-        assert 1e-5 <= parameters["learning_rate"] <= 1e-1
-        assert parameters["weight_decay"] in (0.0, 0.1)
-    assert len({parameters["learning_rate"] for parameters in whole}) == 4
-    with pytest.raises(KeyboardInterrupt):
-        run_in(tmp_path / "cut", stop_at=1)
-    assert run_in(tmp_path / "cut") == whole
+    assert [waits_for(checked.tuning, number) for number in range(4)] == [0] * 4
+    found = [tried(checked, tmp_path, number) for number in (3, 1, 2, 0)]
+    assert [(one["learning_rate"], one["weight_decay"]) for one in found] == [
+        (1e-4, 0.1),
+        (1e-3, 0.1),
+        (1e-4, 0.0),
+        (1e-3, 0.0),
+    ]
 
 
 def test_a_method_whose_trials_all_fail_has_failed_cells_and_a_reason(recipe, write_recipe, tmp_path):
@@ -206,18 +239,12 @@ def test_rates_beside_tuning_and_validation_as_the_test_are_refused(recipe):
         Recipe.model_validate(recipe | {"evaluation": recipe["evaluation"] | {"split": "validation"}})
 
 
-def test_without_optuna_one_sentence_names_the_command(recipe, write_recipe, tmp_path):
-    block = "import sys; sys.modules['optuna'] = None; sys.argv = ['preproj', *sys.argv[1:]]\n"
-    block += "import importlib.util as u; find = u.find_spec\n"
-    block += "u.find_spec = lambda name, *rest: None if name == 'optuna' else find(name, *rest)\n"
-    block += "from preproj.__main__ import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", block, "probe", str(write_recipe(tuned(recipe))), "--out", str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (
+def test_without_optuna_a_range_is_refused_in_one_sentence(recipe, write_recipe, tmp_path, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "optuna" else find(name, *rest))
+    done = probe(write_recipe(tuned(recipe, search=SEARCH)), "--out", tmp_path / "run")
+    assert (done.exit_code, done.stderr) == (
         2,
-        "preproj: tuning needs optuna; run `pip install 'preproj[tuning]'`.\n",
+        "preproj: tuning over a range needs optuna; run `pip install 'preproj[tuning]'`.\n",
     )
+    assert not (tmp_path / "run").exists()

@@ -42,6 +42,7 @@ def made(rows, pairs=(), reference="lora", warning=None, published=()):
         published=published,
         precision_warning=warning,
         environment=None,  # type: ignore[arg-type]
+        environments=(),
         corpus=None,  # type: ignore[arg-type]
         recipe="",
     )

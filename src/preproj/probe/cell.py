@@ -22,7 +22,7 @@ from preproj.probe.attached import Attached
 from preproj.probe.base import load_model, load_tokenizer, resolve_base
 from preproj.probe.corpus import RETENTION
 from preproj.probe.ending import one_sentence
-from preproj.probe.environment import peak_memory_bytes
+from preproj.probe.environment import describe_environment, peak_memory_bytes
 from preproj.probe.errors import RecipeError
 from preproj.probe.evaluation import score_document, score_last_word, score_stream, stream_parts
 from preproj.probe.files import clear_unfinished, write_json
@@ -102,6 +102,7 @@ def run_cell(run: Path, method: str, seed: int) -> None:
         documents = prepared.documents(recipe.evaluation.split)[:LAYER_DOCUMENTS]
         layers = analyze(attached.adapters[0], [ids for _, ids in documents]).layers
     seconds = {**trained.pop("seconds"), **result.pop("seconds")}
+    environment = {"training": trained.pop("environment", None), "evaluation": describe_environment()}
     peak = trained.pop("peak_memory_bytes", 0)  # of another process, where that one trained
     write_json(
         folder / "metrics.json",
@@ -120,6 +121,7 @@ def run_cell(run: Path, method: str, seed: int) -> None:
             "peak_memory_bytes": max(peak_memory_bytes(), peak),
             **result,
             "layers": layers,
+            "environment": environment,
         },
     )
 

@@ -101,7 +101,7 @@ def go_on(run: Path, recipe: Recipe, base: Base, config: PretrainedConfig, accep
     then = _last(run)
     if not then:
         return
-    now = describe_environment(recipe.model.dtype) | describe_inputs(run, recipe, base, config)
+    now = describe_environment() | describe_inputs(run, recipe, base, config)
     changes = check_recipe(run, recipe) + [
         f"{name} was {then['packages'][name]} and is {now['packages'][name]}"
         for name in PACKAGES

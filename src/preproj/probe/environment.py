@@ -13,8 +13,8 @@ import torch
 PACKAGES = ("preproj", "torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "numpy", "scipy")
 
 
-def describe_environment(dtype: str) -> dict[str, Any]:
-    """Return the content of environment.json (docs/run-folder.md); ``dtype`` is the base's."""
+def describe_environment() -> dict[str, Any]:
+    """Return what this process runs with (docs/run-folder.md, environment.json)."""
     cuda = torch.cuda.is_available()
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -28,7 +28,6 @@ def describe_environment(dtype: str) -> dict[str, Any]:
             "memory_bytes": psutil.virtual_memory().total,
             "platform": f"{platform.system()} {platform.machine()}",
         },
-        "dtype": dtype,
         "threads": torch.get_num_threads(),
     }
 

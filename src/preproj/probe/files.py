@@ -4,7 +4,8 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+import uuid
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,30 @@ def cache_folder() -> Path:
     return Path(os.environ.get("PREPROJ_CACHE") or platformdirs.user_cache_dir("preproj"))
 
 
+_guards: list[Callable[[], None]] = []
+
+
+@contextmanager
+def guard_writes(check: Callable[[], None]) -> Iterator[None]:
+    """Have ``check`` called before any file gets its name: it ends a process whose work another has taken over."""
+    _guards.append(check)
+    try:
+        yield
+    finally:
+        _guards.remove(check)
+
+
+def _check_guards() -> None:
+    for check in _guards:
+        check()
+
+
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` under a temporary name and rename it, so that a reader sees all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as temporary:
         temporary.write_text(text, "utf-8")
+        _check_guards()
 
 
 @contextmanager
@@ -38,12 +58,12 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     Raises:
         OSError: if it cannot be written; ``folder`` stays as it was then.
     """
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")  # as of a file, see whole_file
     with named(temporary):
         temporary.mkdir(parents=True)
         yield temporary
         flush(temporary)
+        _check_guards()
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
 

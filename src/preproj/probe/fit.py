@@ -7,7 +7,7 @@ from typing import Any
 
 from preproj.probe.attached import Attached
 from preproj.probe.distributed import is_main, world_size
-from preproj.probe.environment import peak_memory_bytes
+from preproj.probe.environment import describe_environment, peak_memory_bytes
 from preproj.probe.files import read_json, write_json
 from preproj.probe.prepared import Prepared
 from preproj.probe.process import Progress
@@ -81,6 +81,7 @@ def fit(
                 "processes": world_size(),
                 "peak_memory_bytes": peak_memory_bytes(),
                 "seconds": {"train": trained.seconds},
+                "environment": describe_environment(),
             },
         )
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)

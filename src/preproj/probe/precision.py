@@ -15,6 +15,7 @@ from preproj.probe.ending import one_sentence
 from preproj.probe.evaluation import score_document, score_last_word
 from preproj.probe.files import write_json
 from preproj.probe.prepared import Prepared
+from preproj.probe.process import start_process
 from preproj.probe.recipe import Recipe, parse_recipe
 from preproj.probe.statistics import wilson
 from preproj.statistics import accuracy, perplexity
@@ -74,5 +75,5 @@ def _warning(dtype: str, scores: dict[str, dict[str, Any]]) -> str | None:
 
 
 if __name__ == "__main__":
-    with one_sentence(Path(sys.argv[1])):
+    with start_process(Path(sys.argv[1])), one_sentence(Path(sys.argv[1])):
         check_precision(Path(sys.argv[1]))

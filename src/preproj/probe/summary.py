@@ -17,7 +17,7 @@ from preproj.probe.method import parse_method
 from preproj.probe.methods import SAME_SIZE
 from preproj.probe.passages import RULE
 from preproj.probe.published import published
-from preproj.probe.recipe import Recipe
+from preproj.probe.recipe import Recipe, parse_recipe
 from preproj.probe.scores import Score, read_scores
 from preproj.probe.statistics import INTERVALS, holm, p_value, wilson
 from preproj.probe.tuning import describe_tuning, tuning_protocol
@@ -94,9 +94,25 @@ def write_summary(run: Path, recipe: Recipe, base: dict[str, Any]) -> bool:
             "methods": [_method(method, scores[method]) for method in scores],
             "pairs": _pairs(scores, made),
             "interactions": _interactions(scores),
+            "environments": _environments(made),
         },
     )
     return all(row["status"] == "finished" for row in rows)
+
+
+def join(run: Path) -> None:
+    """Write the summary of a run again, with whatever has ended since.
+
+    Args:
+        run: the run folder.
+
+    Raises:
+        RecipeError: if it is none, or no worker has prepared it.
+    """
+    known = run / "summary.json"
+    if not known.exists():
+        raise RecipeError(f"{known} is missing: give the folder of a run that `preproj probe` has begun.")
+    write_summary(run, parse_recipe((run / "recipe.yaml").read_text("utf-8"), str(run)), read_json(known)["base"])
 
 
 def _protocol(recipe: Recipe, measures: list[dict[str, Any]]) -> dict[str, str]:
@@ -219,6 +235,27 @@ def _differs(mine: dict[int, dict[str, Any]], others: dict[int, dict[str, Any]])
     orders = [{seed: cell["token_order_sha256"] for seed, cell in cells.items()} for cells in (mine, others)]
     untrained = any(None in order.values() for order in orders)
     return found + (["data"] if orders[0] != orders[1] and not untrained else [])
+
+
+def _environments(made: Cells) -> list[dict[str, Any]]:
+    """Group the cells by what they were trained and scored with."""
+    found: list[dict[str, Any]] = []
+    for method, cells in made.items():
+        for seed, cell in cells.items():
+            # Cells of earlier versions do not say.
+            for environment in filter(None, cell.get("environment", {}).values()):
+                ran_with = {
+                    "device": environment["hardware"]["device_name"],
+                    "platform": environment["hardware"]["platform"],
+                    **environment["packages"],
+                    "commit": environment["git_commit"] or "none",
+                }
+                group = next((group for group in found if group["with"] == ran_with), None)
+                if group is None:
+                    found.append(group := {"cells": [], "with": ran_with})
+                if (name := f"{method} seed {seed}") not in group["cells"]:
+                    group["cells"].append(name)
+    return found
 
 
 def _shared(scores: Scores, *methods: str) -> list[str]:

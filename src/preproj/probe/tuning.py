@@ -1,11 +1,10 @@
 """Tuning: which settings each method trains with, searched on the validation split with equal trials for every method.
 
-A method has a study of optuna's, kept in ``tuning/journal.log`` of the run folder, and a folder for each trial. A list
-of values for every key is a grid, tried whole; with a range among them optuna's sampler suggests the trials.
+A list of values for every key is a grid, tried whole; with a range among them optuna's sampler suggests the trials.
+What it suggests depends on the folders of the trials before and on nothing else, so any number of workers may run them.
 """
 
 import importlib.util
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,18 @@ from preproj.probe.errors import RecipeError
 from preproj.probe.files import read_json, write_json
 from preproj.probe.recipe import Range, Recipe, Training, Tuning
 
+STARTUP = 10
+"""Trials that optuna's sampler draws at random, before it learns from those that have ended."""
 
-def check_optuna() -> None:
-    """Refuse a recipe with tuning where optuna is missing.
+
+def check_optuna(tuning: Tuning) -> None:
+    """Refuse a search over a range where optuna is missing.
 
     Raises:
         RecipeError: naming the command that installs it.
     """
-    if importlib.util.find_spec("optuna") is None:
-        raise RecipeError("tuning needs optuna; run `pip install 'preproj[tuning]'`.")
+    if not _grid(tuning) and importlib.util.find_spec("optuna") is None:
+        raise RecipeError("tuning over a range needs optuna; run `pip install 'preproj[tuning]'`.")
 
 
 def tuned_methods(recipe: Recipe) -> list[str]:
@@ -108,48 +110,55 @@ def _said(space: list[float] | Range) -> str:
     return " / ".join(f"{value:g}" for value in space)
 
 
-def tune(recipe: Recipe, run: Path, method: str, run_trial: Callable[[int], bool]) -> bool:
-    """Run the trials of a method that are missing, continuing where an interrupted call left them.
+def waits_for(tuning: Tuning, number: int) -> int:
+    """Return how many trials, from the first, must have ended before one can be suggested."""
+    return number if number >= STARTUP and not _grid(tuning) else 0
 
-    Args:
-        recipe: with a tuning section.
-        run: the run folder.
-        method: which to tune.
-        run_trial: runs the trial of a number, whose ``parameters.json`` is written, and says whether it has ended.
 
-    Returns:
-        Whether every trial has ended.
-    """
+def write_parameters(recipe: Recipe, run: Path, method: str, number: int) -> None:
+    """Write what a trial tries into its ``parameters.json``, unless an interrupted worker has."""
+    assert recipe.tuning is not None
+    path = trial_folder(run, method, number) / "parameters.json"
+    if not path.exists():
+        grid = _grid(recipe.tuning)
+        write_json(path, {"parameters": grid[number] if grid else _suggest(recipe, run, method, number)})
+
+
+def _suggest(recipe: Recipe, run: Path, method: str, number: int) -> dict[str, float]:
+    """Ask optuna what to try after the trials before."""
     import optuna
-    from optuna.samplers import TPESampler
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
     from optuna.trial import TrialState
 
-    assert recipe.tuning is not None
+    tuning = recipe.tuning
+    assert tuning is not None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    journal = run / "tuning" / "journal.log"
-    journal.parent.mkdir(exist_ok=True)
-    storage = JournalStorage(JournalFileBackend(str(journal)))
-    grid = _grid(recipe.tuning)
-    for number in range(recipe.tuning.trials):
-        # A seed for each trial, so that an interruption changes no suggestion.
-        sampler = TPESampler(seed=(recipe.tuning.seed + number) % 2**32)
-        study = optuna.create_study(storage=storage, study_name=method, sampler=sampler, load_if_exists=True)
-        if number == len(study.trials):
-            if grid:
-                study.enqueue_trial(grid[number])
-            study.ask(_distributions(recipe.tuning))
-        trial = study.trials[number]
-        if trial.state.is_finished():
-            continue
-        folder = trial_folder(run, method, number)
-        write_json(folder / "parameters.json", {"parameters": trial.params})
-        if not (folder / "trial.json").exists() and not run_trial(number):
-            return False
-        value = read_json(folder / "trial.json")["value"]
-        study.tell(number, value, state=TrialState.FAIL if value is None else TrialState.COMPLETE)
-    return True
+    distributions: dict[str, optuna.distributions.BaseDistribution] = {
+        key: optuna.distributions.FloatDistribution(space.low, space.high, log=True)
+        if isinstance(space, Range)
+        else optuna.distributions.CategoricalDistribution(space)
+        for key, space in tuning.search.spaces().items()
+    }
+    # A seed for each trial, so that neither an interruption nor another worker changes a suggestion.
+    sampler = optuna.samplers.TPESampler(n_startup_trials=STARTUP, seed=(tuning.seed + number) % 2**32)
+    study = optuna.create_study(sampler=sampler)
+    for trial in read_trials(recipe, run, method)[: waits_for(tuning, number)]:
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=trial["parameters"],
+                distributions=distributions,
+                value=trial["value"],
+                state=TrialState.FAIL if trial["value"] is None else TrialState.COMPLETE,
+            )
+        )
+    return study.ask(distributions).params
+
+
+def nothing_found(recipe: Recipe, run: Path, method: str) -> str | None:
+    """Say why a method cannot be trained, after its last trial: every one failed."""
+    if method not in tuned_methods(recipe):
+        return None
+    trials = read_trials(recipe, run, method)
+    return None if best_trial(trials) else f"every trial of its tuning failed; the last one: {trials[-1]['reason']}"
 
 
 def _grid(tuning: Tuning) -> list[dict[str, float]]:
@@ -158,14 +167,3 @@ def _grid(tuning: Tuning) -> list[dict[str, float]]:
     if any(isinstance(space, Range) for space in spaces.values()):
         return []
     return [dict(zip(spaces, values, strict=True)) for values in product(*spaces.values())]  # type: ignore[arg-type]
-
-
-def _distributions(tuning: Tuning) -> dict[str, Any]:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution
-
-    return {
-        key: FloatDistribution(space.low, space.high, log=True)
-        if isinstance(space, Range)
-        else CategoricalDistribution(space)
-        for key, space in tuning.search.spaces().items()
-    }

@@ -20,9 +20,11 @@ def warnings(run: Run) -> tuple[str, ...]:
         run: The run.
 
     Returns:
-        Sentences on damage of the run's dtype and on an untouched model that is not what others measured.
+        Sentences on damage of the run's dtype, on an untouched model that is not what others measured, and on cells
+        that were run with other hardware or versions than the rest.
     """
-    return (*([run.precision_warning] if run.precision_warning else []), *_other_baselines(run))
+    precision = [run.precision_warning] if run.precision_warning else []
+    return (*precision, *_other_baselines(run), *_other_environments(run))
 
 
 def headline(run: Run) -> tuple[str, ...]:
@@ -42,6 +44,19 @@ def headline(run: Run) -> tuple[str, ...]:
         if other is not None and subject not in (other, run.baseline):
             sentences += _against(run, subject, other)
     return (*(sentences or _values(run)), *_unfinished(run))
+
+
+def _other_environments(run: Run) -> list[str]:
+    """Warn where cells come from different machines or versions: their numbers may differ by that too."""
+    every = [environment.ran_with for environment in run.environments]
+    differing = [key for key in (every[0] if every else ()) if len({of.get(key) for of in every}) > 1]
+    if not differing:
+        return []
+    groups = (
+        f"{', '.join(group.cells)} with {', '.join(f'{key} {group.ran_with.get(key)}' for key in differing)}"
+        for group in run.environments
+    )
+    return [f"Warning: the cells were not all run in one environment: {'; '.join(groups)}."]
 
 
 def _other_baselines(run: Run) -> list[str]:

@@ -13,6 +13,7 @@ from preproj.report.records import (
     Ablation,
     Analysis,
     Base,
+    CellsEnvironment,
     Corpus,
     Environment,
     Hardware,
@@ -72,6 +73,9 @@ def load(run_dir: Path) -> Run:
             summary.child("precision").optional_text("warning") if summary.data.get("precision") is not None else None
         ),
         tuning=_tuning(summary.child("tuning")) if summary.data.get("tuning") is not None else None,
+        environments=tuple(
+            map(_cells_environment, summary.children("environments") if "environments" in summary.data else ())
+        ),
         environment=_environment(read_json(run_dir / "environment.json")),
         corpus=_corpus(read_json(run_dir / "corpus.json")),
         recipe=read_recipe(run_dir / "recipe.yaml")[0],
@@ -119,6 +123,11 @@ def _environment(fields: Fields) -> Environment:
         if "continued" in fields.data
         else (),
     )
+
+
+def _cells_environment(fields: Fields) -> CellsEnvironment:
+    ran_with = fields.child("with")
+    return CellsEnvironment(fields.texts("cells"), {name: ran_with.text(name) for name in ran_with.data})
 
 
 def _corpus(fields: Fields) -> Corpus:

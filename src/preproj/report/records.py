@@ -316,6 +316,14 @@ class Environment:
 
 
 @dataclass(frozen=True)
+class CellsEnvironment:
+    """What some cells were trained and scored with: hardware, versions and commit by name."""
+
+    cells: tuple[str, ...]
+    ran_with: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Run:
     """A whole run folder."""
 
@@ -333,6 +341,7 @@ class Run:
     precision_warning: str | None
     tuning: Tuning | None
     environment: Environment
+    environments: tuple[CellsEnvironment, ...]
     corpus: Corpus
     recipe: str
 
