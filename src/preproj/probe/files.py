@@ -46,9 +46,8 @@ def _check_guards() -> None:
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` under a temporary name and rename it, so that a reader sees all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as temporary:
+    with whole_file(path, _check_guards) as temporary:
         temporary.write_text(text, "utf-8")
-        _check_guards()
 
 
 @contextmanager
