@@ -108,10 +108,10 @@ def limited_cell(run: str, size: int, errors: Connection, only_the_adapter: bool
     os.dup2(errors.fileno(), 2)  # a pipe has no limit
     save = Attached.save
 
-    def limited(self: Attached, folder: Path) -> None:
-        if folder.name == ".adapter.tmp":
+    def limited(self: Attached, folder: Path, *gathered: object) -> None:
+        if folder.name.startswith(".adapter."):
             Limit(size).__enter__()
-        save(self, folder)
+        save(self, folder, *gathered)
 
     if only_the_adapter:
         Attached.save = limited

@@ -12,7 +12,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from preproj.probe.errors import RecipeError
+from preproj.probe.errors import NewerFormatError, RecipeError
 from preproj.whole import whole_file
 
 FORMAT_VERSION = 2
@@ -115,12 +115,18 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file.
 
     Raises:
-        RecipeError: if it is damaged.
+        RecipeError: if it is damaged, or a newer preproj wrote it.
     """
     try:
-        return json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
     except ValueError as error:
         raise RecipeError(f"{path} is damaged; remove it and repeat the command.") from error
+    if (version := content.get("format_version", 1)) > FORMAT_VERSION:
+        raise NewerFormatError(
+            f"{path} has format version {version}, and this preproj reads up to version {FORMAT_VERSION}; install a "
+            "newer preproj to read it."
+        )
+    return content
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from preproj.probe.tokenised import text_cache
 
 
 def check_folder(run: Path, recipe: Recipe) -> None:
-    """Refuse a folder that is not a run, or a run of another recipe.
+    """Refuse a folder that is not a run, or a run of another recipe or of a newer preproj.
 
     Raises:
         RecipeError: naming what it is.
@@ -35,6 +35,9 @@ def check_folder(run: Path, recipe: Recipe) -> None:
     if filled and not (run / "recipe.yaml").exists():
         raise RecipeError(f"run folder {run} is not empty and not a run; choose another with --out.")
     check_recipe(run, recipe)
+    for name in ("environment.json", "corpus.json", "summary.json"):
+        if (run / name).exists():
+            read_json(run / name)  # nothing that a newer preproj wrote is written over
 
 
 def prepare_run(
@@ -89,7 +92,9 @@ def _wait_for_claim(recipe: Recipe, run: Path, console: Console) -> Claim | None
         if _ready(recipe, run):
             return None
         if not said:
-            console.print(f"waiting for {watch.holder(run) or 'another worker'}, which prepares this run", soft_wrap=True)
+            console.print(
+                f"waiting for {watch.holder(run) or 'another worker'}, which prepares this run", soft_wrap=True
+            )
             said = True
         time.sleep(claims.POLL)
     return claim

@@ -23,6 +23,8 @@ from preproj.probe.trackers import check_trackers
 from preproj.probe.tuning import check_optuna
 from preproj.probe.worker import work
 
+PREPARING = "preparing the base model (the packaged model's first use takes half a minute)"
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -66,7 +68,7 @@ def run_probe(
         check_trackers(recipe.report_to)
         if recipe.tuning is not None:
             check_optuna(recipe.tuning)
-    with console.status("preparing the base model (the packaged model's first use takes half a minute)"):
+    with console.status(PREPARING):
         base = resolve_base(recipe.model.name)
         config = load_config(base)
         described = _describe_base(recipe, base, config)
