@@ -16,7 +16,7 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
 import yaml
@@ -28,7 +28,7 @@ CONFIG = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "vocab_size": 320,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": 512,
     "bos_token_id": None,
     "eos_token_id": 0,
 }
@@ -86,10 +86,18 @@ def main(out: str, methods: str, trials: str = "") -> None:
 
 def _probe() -> None:
     """Run the recipe, with cells that are forked from this process instead of started: in seconds, not minutes."""
-    import preproj.probe.cell  # noqa: F401
+    import preproj.probe.cell
+    import preproj.probe.runner  # noqa: F401
     from preproj.cli import app
 
-    subprocess.Popen = Forked  # type: ignore[misc,assignment]
+    popen = subprocess.Popen
+
+    def start(command: list[str], *arguments: object, **options: Any) -> object:
+        if command[:2] == [sys.executable, "-m"]:
+            return Forked(command, options["stderr"], options["env"])
+        return popen(command, *arguments, **options)
+
+    subprocess.Popen = start  # type: ignore[misc,assignment]
     sys.argv = ["preproj", "probe", "recipe.yaml", "--out", "run"]
     app(standalone_mode=False)
 
@@ -97,7 +105,7 @@ def _probe() -> None:
 class Forked:
     """A ``Popen`` of ``python -m MODULE ARGUMENT...`` that is a fork."""
 
-    def __init__(self, command: list[str], stderr: IO, env: dict[str, str], **_: object):
+    def __init__(self, command: list[str], stderr: IO, env: dict[str, str]):
         """Start it."""
         inputs, outputs = os.pipe(), os.pipe()
         self.returncode: int | None = None
@@ -110,6 +118,9 @@ class Forked:
             sys.argv, sys.stdout = command[2:], os.fdopen(1, "w")
             try:
                 runpy.run_module(command[2], run_name="__main__", alter_sys=True)
+            except SystemExit as error:
+                print(error, file=sys.stderr, flush=True)
+                os._exit(1)
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)

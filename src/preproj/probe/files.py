@@ -129,6 +129,17 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def refuse_newer(run: Path) -> None:
+    """Check that no newer preproj wrote a run.
+
+    Raises:
+        RecipeError: naming the file that it wrote.
+    """
+    for name in ("environment.json", "corpus.json", "summary.json"):
+        if (run / name).exists():
+            read_json(run / name)
+
+
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Read one JSON object per line."""
     # Not splitlines(): text in JSON may hold other line ends, such as U+2028.

@@ -14,7 +14,7 @@ from preproj.probe.claims import Claim, Watch
 from preproj.probe.continuity import check_recipe, describe_inputs
 from preproj.probe.environment import describe_environment
 from preproj.probe.errors import RecipeError
-from preproj.probe.files import read_json, write_json, write_text
+from preproj.probe.files import read_json, refuse_newer, write_json, write_text
 from preproj.probe.prepared import Prepared, describe_corpus, prepare
 from preproj.probe.process import last_line, run_module
 from preproj.probe.recipe import Recipe
@@ -35,9 +35,7 @@ def check_folder(run: Path, recipe: Recipe) -> None:
     if filled and not (run / "recipe.yaml").exists():
         raise RecipeError(f"run folder {run} is not empty and not a run; choose another with --out.")
     check_recipe(run, recipe)
-    for name in ("environment.json", "corpus.json", "summary.json"):
-        if (run / name).exists():
-            read_json(run / name)  # nothing that a newer preproj wrote is written over
+    refuse_newer(run)
 
 
 def prepare_run(

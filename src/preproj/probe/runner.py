@@ -82,9 +82,9 @@ def run_probe(
         elsewhere = work(recipe, run, parts, base, console)
     summed_up = all(_ended(run, each) for each in every) or not (cell or elsewhere)
     if summed_up:
+        write_summary(run, recipe, described)
         if not check_recipe(run, recipe):
             write_text(run / "recipe.yaml", recipe.to_yaml())  # with the keys that are newer than the run
-        write_summary(run, recipe, described)
     held = [(part.method, part.number) for part in elsewhere]
     good = all((cell_folder(run, *each) / "metrics.json").exists() or each in held for each in cells)
     return Outcome(good, elsewhere, summed_up)
