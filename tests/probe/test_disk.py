@@ -91,6 +91,22 @@ def test_a_folder_that_does_not_fit_leaves_the_one_before(tmp_path, write):
     assert "before" not in [path.name for path in folder.iterdir()]
 
 
+def test_copies_that_do_not_fit_are_one_sentence(tmp_path):
+    (tmp_path / "source").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "source" / name).write_bytes(b"x" * 4000)
+
+    def copy() -> None:
+        with whole_folder(tmp_path / "data") as folder:
+            shutil.copytree(tmp_path / "source", folder, dirs_exist_ok=True)
+
+    with Limit(1000), pytest.raises(OSError, match=FULL) as refused:
+        copy()
+    assert refused.value.strerror == "File too large"
+    assert refused.value.filename.startswith(str(tmp_path / ".data."))
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
 def test_what_is_flushed_is_every_file(tmp_path, monkeypatch):
     (tmp_path / "in").mkdir()
     for name in ("a", "in/b"):

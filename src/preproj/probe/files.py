@@ -82,6 +82,9 @@ def named(folder: Path) -> Iterator[None]:
             reason = str(error).rpartition(": ")[2] if isinstance(error, SafetensorError) else "it cannot be written"
             free = shutil.disk_usage(folder.parent).free / 1e9
             raise OSError(errno.EIO, f"{reason}; {free:.1f} GB are free there", str(folder)) from error
+        if isinstance(error, shutil.Error):  # a list of all files that were not copied, each with its reason
+            reason = error.args[0][0][2].partition("] ")[2].partition(": ")[0]
+            raise OSError(errno.EIO, reason, str(folder)) from error
         if isinstance(error, OSError) and error.errno and error.filename is None:
             raise OSError(error.errno, os.strerror(error.errno), str(folder)) from error
         raise
