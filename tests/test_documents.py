@@ -204,6 +204,7 @@ def test_the_public_names_are_pinned():
         "exclude_modules",
         "expansion",
         "expansion_pattern",
+        "format_version",
         "init_seed",
         "init_weights",
         "layers_pattern",

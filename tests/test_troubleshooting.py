@@ -22,8 +22,10 @@ PAGE = (Path(__file__).parent.parent / "docs/troubleshooting.md").read_text("utf
 SHOWN = [line for block in re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 FROM_HOSTS = PAGE.partition("## From PEFT")[2].partition("\n## ")[0]
 # No sentences, or not for users.
-SILENT = {"Exit", "NonFiniteLossError", "_DuplicateKeyError", "FoundSumError", "CrossAttentionError"}
+SILENT = {"AssertionError", "Exit", "NonFiniteLossError", "_DuplicateKeyError", "FoundSumError", "CrossAttentionError"}
 SPEAKING = {"warnings.warn", "sys.exit"}
+# Functions of probe/ending.py that make sentences for others to end with.
+MAKING = {"why", "_with_recipe", "out_of_memory"}
 
 
 def raised() -> dict[str, str]:
@@ -42,7 +44,12 @@ def raised() -> dict[str, str]:
             said = ast.unparse(call.args[0])
             message = here.get((path, said)) or imported.get(said) or call.args[0]
             patterns[pattern(message)] = str(path)
-    return patterns
+    for path, function in nodes:
+        if path == Path("probe/ending.py") and isinstance(function, ast.FunctionDef) and function.name in MAKING:
+            made = (node.value for node in ast.walk(function) if isinstance(node, ast.Return))
+            patterns |= {pattern(sentence): str(path) for sentence in made if isinstance(sentence, ast.JoinedStr)}
+    # The system's words with a file's name.
+    return {one: path for one, path in patterns.items() if one not in (".*", r".*:\ .*\.")}
 
 
 def pattern(message: ast.expr) -> str:

@@ -128,7 +128,7 @@ def probe(
     from preproj.probe.cell import take_part
     from preproj.probe.plan import plan, said
     from preproj.probe.recipe import load_recipe
-    from preproj.probe.runner import run_probe
+    from preproj.probe.runner import PREPARING, run_probe
     from preproj.report import ReportError, print_table, write_report
 
     console = Console()
@@ -142,7 +142,10 @@ def probe(
             loaded = load_recipe(recipe)
             run = out or Path("runs") / loaded.name
             if dry_run:
-                typer.echo(said(plan(loaded, run, cell)))
+                # Not on standard output, which is the list alone.
+                with Console(stderr=True).status(PREPARING):
+                    planned = plan(loaded, run, cell)
+                typer.echo(said(planned))
                 return
             distributed.check(loaded, cell)
             distributed.join()

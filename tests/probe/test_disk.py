@@ -91,6 +91,22 @@ def test_a_folder_that_does_not_fit_leaves_the_one_before(tmp_path, write):
     assert "before" not in [path.name for path in folder.iterdir()]
 
 
+def test_copies_that_do_not_fit_are_one_sentence(tmp_path):
+    (tmp_path / "source").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "source" / name).write_bytes(b"x" * 4000)
+
+    def copy() -> None:
+        with whole_folder(tmp_path / "data") as folder:
+            shutil.copytree(tmp_path / "source", folder, dirs_exist_ok=True)
+
+    with Limit(1000), pytest.raises(OSError, match=FULL) as refused:
+        copy()
+    assert refused.value.strerror == "File too large"
+    assert refused.value.filename.startswith(str(tmp_path / ".data."))
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
 def test_what_is_flushed_is_every_file(tmp_path, monkeypatch):
     (tmp_path / "in").mkdir()
     for name in ("a", "in/b"):
@@ -108,10 +124,10 @@ def limited_cell(run: str, size: int, errors: Connection, only_the_adapter: bool
     os.dup2(errors.fileno(), 2)  # a pipe has no limit
     save = Attached.save
 
-    def limited(self: Attached, folder: Path) -> None:
-        if folder.name == ".adapter.tmp":
+    def limited(self: Attached, folder: Path, *gathered: object) -> None:
+        if folder.name.startswith(".adapter."):
             Limit(size).__enter__()
-        save(self, folder)
+        save(self, folder, *gathered)
 
     if only_the_adapter:
         Attached.save = limited

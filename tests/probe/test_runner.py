@@ -80,7 +80,7 @@ def test_a_run_writes_its_folder_and_a_second_call_does_nothing_again(finished, 
     run, done = finished
     assert "pre+skip" in done.stdout
     assert f"Report: {run / 'report.html'}" in done.stdout
-    written = {p.relative_to(run).as_posix() for p in run.rglob("*") if p.is_file() and p.name != ".lock"}
+    written = {p.relative_to(run).as_posix() for p in run.rglob("*") if p.is_file()}
     assert written == {
         *("recipe.yaml", "environment.json", "corpus.json", "summary.json", "report.html", "report.md"),
         *(f"data/{name}" for name in ("blocks.npy", "passages.jsonl", "tokens.json")),
@@ -220,6 +220,8 @@ def test_a_pair_of_adapters_is_trained_resumed_saved_measured_and_marked(recipe,
     run, cell = tmp_path / "run", tmp_path / "run/cells/pre+skip+lora/seed0"
     done = preproj("probe", write_recipe(recipe), "--out", run)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""  # PEFT warns of a second adapter
+    assert "UserWarning" not in (cell / "log.txt").read_text()
     weights = [load_file(cell / name / "adapter_model.safetensors") for name in ("adapter", "adapter/beside")]
     metrics = read_json(cell / "metrics.json")
     assert metrics["trainable_parameters"] == sum(w.numel() for part in weights for w in part.values())
@@ -394,20 +396,6 @@ def test_a_run_touches_no_network(recipe, write_recipe, tmp_path):
     done = preproj("probe", write_recipe(recipe), "--out", tmp_path / "run", env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not log.exists()
-
-
-def test_two_at_once_on_one_folder_are_refused(recipe, write_recipe, tmp_path):
-    recipe["training"]["tokens"] = 64_000
-    run = tmp_path / "run"
-    process = start("probe", write_recipe(recipe), "--out", run)
-    try:
-        wait_for((run / "cells/pre+skip/seed0/training.jsonl").exists)
-        done = in_process("probe", write_recipe(recipe), "--out", run)
-        assert done.exit_code == 2
-        assert "is in use by another preproj" in done.stderr
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 MISTAKES = [

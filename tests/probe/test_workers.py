@@ -283,6 +283,15 @@ def test_a_dry_run_counts_in_closed_form_and_writes_nothing(recipe, write_recipe
     assert "5 of 5 parts are left: 5,120 tokens to train on, " in done.output
 
 
+def test_a_dry_run_prints_no_warning_of_a_library(recipe, write_recipe, tmp_path, recwarn):
+    recipe |= {"methods": ["pre+lora", "pre+skip+lora"]}
+    recipe["training"]["learning_rate"] = dict.fromkeys(recipe["methods"], 1e-3)
+    done = preproj("probe", write_recipe(recipe), "--out", tmp_path / "run", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert done.stderr == ""
+    assert [str(warning.message) for warning in recwarn if warning.category is UserWarning] == []
+
+
 def test_a_dry_run_of_a_run_that_has_begun_knows_its_text_its_times_and_who_is_at_it(
     whole, long_recipe, tmp_path, monkeypatch
 ):

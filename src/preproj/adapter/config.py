@@ -13,6 +13,8 @@ from preproj.adapter.card import complete_card
 from preproj.adapter.register import peft_type
 from preproj.modules import ACTIVATIONS, activation_function
 
+FORMAT_VERSION = 1
+
 
 @dataclass
 class PreProjConfig(PeftConfig):
@@ -85,10 +87,18 @@ class PreProjConfig(PeftConfig):
         default=None,
         metadata={"help": "Further modules to train and save whole, such as a classification head."},
     )
+    format_version: int = field(
+        default=FORMAT_VERSION, metadata={"help": "Of the files of a saved adapter, which name it; not to be set."}
+    )
 
     def __post_init__(self) -> None:
         """Check every value and name the allowed range where one is wrong."""
         super().__post_init__()
+        if not _is_whole(self.format_version) or not 1 <= self.format_version <= FORMAT_VERSION:
+            raise ValueError(
+                f"the adapter has format version {self.format_version!r}, and this preproj reads up to version "
+                f"{FORMAT_VERSION}; install a newer preproj to read it."
+            )
         self.peft_type = peft_type()
         for name in ("target_modules", "exclude_modules", "layers_pattern", "modules_to_save"):
             self._check_names(name)

@@ -3,6 +3,9 @@
 import hashlib
 import importlib.metadata
 import importlib.util
+import io
+import shutil
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,6 +154,8 @@ def _packaged_folder() -> Path:
         # The system frees this lock when its holder dies, so whoever holds it may clear what a killed one left.
         with FileLock(cache / f"{folder.name}.lock"):
             if not folder.is_dir():
+                for leftover in cache.glob(f".{folder.name}.*.tmp"):
+                    shutil.rmtree(leftover)
                 with whole_folder(folder) as temporary:
                     _convert(gguf, temporary)
     return folder
@@ -158,7 +163,8 @@ def _packaged_folder() -> Path:
 
 def _convert(gguf: Path, folder: Path) -> None:
     options = {"gguf_file": gguf.name, "local_files_only": True}
-    model = _load_complete(PACKAGED, str(gguf.parent), torch.float32, **options)
+    with redirect_stderr(io.StringIO()):  # the converter draws a progress bar that no option turns off
+        model = _load_complete(PACKAGED, str(gguf.parent), torch.float32, **options)
     # save_pretrained refuses a model that it believes to be still quantised.
     model.hf_quantizer = None
     del model.config.quantization_config

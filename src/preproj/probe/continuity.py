@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 
 from preproj.probe.base import Base
 from preproj.probe.environment import describe_environment
-from preproj.probe.errors import RecipeError
+from preproj.probe.errors import NewerFormatError, RecipeError
 from preproj.probe.files import read_json, write_json, write_text
 from preproj.probe.recipe import Recipe, parse_recipe
 from preproj.probe.sources import local_files
@@ -43,6 +43,8 @@ def check_recipe(run: Path, recipe: Recipe) -> list[str]:
         return []
     try:
         then = parse_recipe(known.read_text("utf-8"), str(known))  # a key that is newer than the run has its default
+    except NewerFormatError:
+        raise
     except RecipeError as error:
         raise RecipeError(f"{known} is damaged; choose another folder with --out.") from error
     changed = _differences(then.model_dump(), recipe.model_dump())

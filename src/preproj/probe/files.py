@@ -12,7 +12,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from preproj.probe.errors import RecipeError
+from preproj.probe.errors import NewerFormatError, RecipeError
 from preproj.whole import whole_file
 
 FORMAT_VERSION = 2
@@ -82,6 +82,9 @@ def named(folder: Path) -> Iterator[None]:
             reason = str(error).rpartition(": ")[2] if isinstance(error, SafetensorError) else "it cannot be written"
             free = shutil.disk_usage(folder.parent).free / 1e9
             raise OSError(errno.EIO, f"{reason}; {free:.1f} GB are free there", str(folder)) from error
+        if isinstance(error, shutil.Error):  # a list of all files that were not copied, each with its reason
+            reason = error.args[0][0][2].partition("] ")[2].partition(": ")[0]
+            raise OSError(errno.EIO, reason, str(folder)) from error
         if isinstance(error, OSError) and error.errno and error.filename is None:
             raise OSError(error.errno, os.strerror(error.errno), str(folder)) from error
         raise
@@ -115,12 +118,29 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file.
 
     Raises:
-        RecipeError: if it is damaged.
+        RecipeError: if it is damaged, or a newer preproj wrote it.
     """
     try:
-        return json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
     except ValueError as error:
         raise RecipeError(f"{path} is damaged; remove it and repeat the command.") from error
+    if (version := content.get("format_version", 1)) > FORMAT_VERSION:
+        raise NewerFormatError(
+            f"{path} has format version {version}, and this preproj reads up to version {FORMAT_VERSION}; install a "
+            "newer preproj to read it."
+        )
+    return content
+
+
+def refuse_newer(run: Path) -> None:
+    """Check that no newer preproj wrote a run.
+
+    Raises:
+        RecipeError: naming the file that it wrote.
+    """
+    for name in ("environment.json", "corpus.json", "summary.json"):
+        if (run / name).exists():
+            read_json(run / name)
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

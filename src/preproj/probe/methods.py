@@ -1,5 +1,6 @@
 """The methods under comparison: what of each trains."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -43,7 +44,10 @@ def attach(base: PreTrainedModel, name: str, seed: int, match: bool = False) -> 
         return Attached(base, trainable, _count(base), notes=_size_notes(name, trainable, budget))
     configs = _configs(shell, method, budget, seed, match)
     torch.manual_seed(seed)  # LoRA draws its start from the global generator
-    adapters = tuple(get_peft_model(base, config, name) for name, config in configs.items())
+    with warnings.catch_warnings():
+        # Of a pair the second goes beside the first on purpose.
+        warnings.filterwarnings("ignore", "You are trying to modify a model with PEFT for a second time")
+        adapters = tuple(get_peft_model(base, config, name) for name, config in configs.items())
     for model in adapters:
         model.set_adapter(model.active_adapter)  # older versions of PEFT freeze the first when the second comes
     trainable, total = adapters[-1].get_nb_trainable_parameters()

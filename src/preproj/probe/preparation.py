@@ -14,7 +14,7 @@ from preproj.probe.claims import Claim, Watch
 from preproj.probe.continuity import check_recipe, describe_inputs
 from preproj.probe.environment import describe_environment
 from preproj.probe.errors import RecipeError
-from preproj.probe.files import read_json, write_json, write_text
+from preproj.probe.files import read_json, refuse_newer, write_json, write_text
 from preproj.probe.prepared import Prepared, describe_corpus, prepare
 from preproj.probe.process import last_line, run_module
 from preproj.probe.recipe import Recipe
@@ -24,7 +24,7 @@ from preproj.probe.tokenised import text_cache
 
 
 def check_folder(run: Path, recipe: Recipe) -> None:
-    """Refuse a folder that is not a run, or a run of another recipe.
+    """Refuse a folder that is not a run, or a run of another recipe or of a newer preproj.
 
     Raises:
         RecipeError: naming what it is.
@@ -35,6 +35,7 @@ def check_folder(run: Path, recipe: Recipe) -> None:
     if filled and not (run / "recipe.yaml").exists():
         raise RecipeError(f"run folder {run} is not empty and not a run; choose another with --out.")
     check_recipe(run, recipe)
+    refuse_newer(run)
 
 
 def prepare_run(
@@ -89,7 +90,9 @@ def _wait_for_claim(recipe: Recipe, run: Path, console: Console) -> Claim | None
         if _ready(recipe, run):
             return None
         if not said:
-            console.print(f"waiting for {watch.holder(run) or 'another worker'}, which prepares this run", soft_wrap=True)
+            console.print(
+                f"waiting for {watch.holder(run) or 'another worker'}, which prepares this run", soft_wrap=True
+            )
             said = True
         time.sleep(claims.POLL)
     return claim

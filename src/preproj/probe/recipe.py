@@ -20,8 +20,10 @@ from pydantic import (
     model_validator,
 )
 
-from preproj.probe.errors import RecipeError
+from preproj.probe.errors import NewerFormatError, RecipeError
 from preproj.probe.method import parse_method
+
+FORMAT_VERSION = 1
 
 
 def _known(name: str) -> str:
@@ -369,6 +371,12 @@ def parse_recipe(text: str, where: str) -> Recipe:
         raise RecipeError(f"recipe {where} is not valid YAML{line}{problem}.") from error
     if not isinstance(content, dict):
         raise RecipeError(f"recipe {where} is empty or not a mapping: expected keys {_keys(Recipe)}.")
+    version = content.get("format_version", 1)
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise NewerFormatError(
+            f"recipe {where} has format version {version}, and this preproj reads up to version {FORMAT_VERSION}; "
+            "install a newer preproj to read it."
+        )
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:

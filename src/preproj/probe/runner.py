@@ -23,6 +23,8 @@ from preproj.probe.trackers import check_trackers
 from preproj.probe.tuning import check_optuna
 from preproj.probe.worker import work
 
+PREPARING = "preparing the base model (the packaged model's first use takes half a minute)"
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -66,7 +68,7 @@ def run_probe(
         check_trackers(recipe.report_to)
         if recipe.tuning is not None:
             check_optuna(recipe.tuning)
-    with console.status("preparing the base model (the packaged model's first use takes half a minute)"):
+    with console.status(PREPARING):
         base = resolve_base(recipe.model.name)
         config = load_config(base)
         described = _describe_base(recipe, base, config)
@@ -80,9 +82,9 @@ def run_probe(
         elsewhere = work(recipe, run, parts, base, console)
     summed_up = all(_ended(run, each) for each in every) or not (cell or elsewhere)
     if summed_up:
+        write_summary(run, recipe, described)
         if not check_recipe(run, recipe):
             write_text(run / "recipe.yaml", recipe.to_yaml())  # with the keys that are newer than the run
-        write_summary(run, recipe, described)
     held = [(part.method, part.number) for part in elsewhere]
     good = all((cell_folder(run, *each) / "metrics.json").exists() or each in held for each in cells)
     return Outcome(good, elsewhere, summed_up)

@@ -11,7 +11,7 @@ from preproj.probe.cell import LAYER_DOCUMENTS, cell_folder
 from preproj.probe.corpus import RETENTION
 from preproj.probe.errors import RecipeError
 from preproj.probe.evaluation import PROTOCOLS, perplexity_protocol
-from preproj.probe.files import read_json, write_json
+from preproj.probe.files import read_json, refuse_newer, write_json
 from preproj.probe.harness import task_protocol
 from preproj.probe.method import parse_method
 from preproj.probe.methods import SAME_SIZE
@@ -112,6 +112,7 @@ def join(run: Path) -> None:
     known = run / "summary.json"
     if not known.exists():
         raise RecipeError(f"{known} is missing: give the folder of a run that `preproj probe` has begun.")
+    refuse_newer(run)
     write_summary(run, parse_recipe((run / "recipe.yaml").read_text("utf-8"), str(run)), read_json(known)["base"])
 
 
