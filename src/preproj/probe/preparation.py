@@ -89,7 +89,9 @@ def _wait_for_claim(recipe: Recipe, run: Path, console: Console) -> Claim | None
         if _ready(recipe, run):
             return None
         if not said:
-            console.print(f"waiting for {watch.holder(run) or 'another worker'}, which prepares this run", soft_wrap=True)
+            console.print(
+                f"waiting for {watch.holder(run) or 'another worker'}, which prepares this run", soft_wrap=True
+            )
             said = True
         time.sleep(claims.POLL)
     return claim
