@@ -22,7 +22,7 @@ PAGE = (Path(__file__).parent.parent / "docs/troubleshooting.md").read_text("utf
 SHOWN = [line for block in re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 FROM_HOSTS = PAGE.partition("## From PEFT")[2].partition("\n## ")[0]
 # No sentences, or not for users.
-SILENT = {"Exit", "NonFiniteLossError", "_DuplicateKeyError", "FoundSumError", "CrossAttentionError"}
+SILENT = {"AssertionError", "Exit", "NonFiniteLossError", "_DuplicateKeyError", "FoundSumError", "CrossAttentionError"}
 SPEAKING = {"warnings.warn", "sys.exit"}
 
 

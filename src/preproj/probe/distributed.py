@@ -58,7 +58,7 @@ def check(recipe: Recipe, cell: str | None) -> None:
             "give a number."
         )
     if batch % (processes * (part or 1)):
-        each = f", each with {part} at once" if part else ""
+        each = f", each with {part} at once," if part else ""
         raise RecipeError(
             f"training.batch_size is {batch}: {processes} processes{each} cannot share that; expected a multiple of "
             f"{processes * (part or 1)}."
