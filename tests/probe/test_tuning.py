@@ -241,9 +241,7 @@ def test_rates_beside_tuning_and_validation_as_the_test_are_refused(recipe):
 
 def test_without_optuna_a_range_is_refused_in_one_sentence(recipe, write_recipe, tmp_path, monkeypatch):
     find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "optuna" else find(name, *rest)
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "optuna" else find(name, *rest))
     done = probe(write_recipe(tuned(recipe, search=SEARCH)), "--out", tmp_path / "run")
     assert (done.exit_code, done.stderr) == (
         2,
