@@ -214,12 +214,11 @@ def test_what_several_processes_cannot_do_is_refused(recipe, case, monkeypatch):
     ],
 )
 def test_what_accelerate_must_not_be_told_is_refused(recipe, environment, sentence, monkeypatch):
-    for name, value in {"WORLD_SIZE": "2", "ACCELERATE_MIXED_PRECISION": "no"} | environment:
+    for name, value in ({"WORLD_SIZE": "2", "ACCELERATE_MIXED_PRECISION": "no"} | environment).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(RecipeError) as error:
         distributed.check(Recipe.model_validate(recipe), CELL)
     assert str(error.value).startswith(sentence)
-    monkeypatch.setenv("WORLD_SIZE", "1")
 
 
 def test_a_cells_own_process_knows_of_no_others(monkeypatch):
@@ -239,10 +238,10 @@ def torchrun(*options: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *options]
 
 
-def accelerate(configuration: str) -> list[str]:
+def accelerate(configuration: Path) -> list[str]:
     return [
         *(sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", free_port()),
-        *("--config_file", str(CONFIGURATIONS / configuration)),
+        *("--config_file", str(configuration)),
     ]
 
 
@@ -269,7 +268,19 @@ def test_torchrun(launched, one_cell_run):
 @pytest.mark.parametrize("configuration", ["ddp.yaml", "fsdp2.yaml"])
 def test_accelerate_launch(launched, one_cell_run, configuration):
     """On the CPU accelerate trains in DDP, whatever the configuration; tests/distributed has FSDP2 itself."""
-    assert_alike(launched(accelerate(configuration)), one_cell_run[1], processes=2)
+    assert_alike(launched(accelerate(CONFIGURATIONS / configuration)), one_cell_run[1], processes=2)
+
+
+@pytest.mark.slow
+@pytest.mark.deepspeed
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeed(launched, one_cell_run, tmp_path, monkeypatch, stage):
+    """By DeepSpeed's own operations for the CPU, which it compiles at the first use."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    configuration = yaml.safe_load((CONFIGURATIONS / "zero3.yaml").read_text())
+    configuration["deepspeed_config"]["zero_stage"] = stage
+    (tmp_path / "zero.yaml").write_text(yaml.safe_dump(configuration))
+    assert_alike(launched(accelerate(tmp_path / "zero.yaml")), one_cell_run[1], processes=2)
 
 
 @pytest.mark.slow
@@ -310,3 +321,5 @@ def test_the_configurations_are_accelerates(monkeypatch):
         assert read.distributed_type == kind
         assert read.mixed_precision == "no"
         assert set(yaml.safe_load(path.read_text())) <= set(vars(read))
+        if kind == "DEEPSPEED":  # a number would have to be the recipe's, which DeepSpeed refuses otherwise
+            assert read.deepspeed_config["gradient_accumulation_steps"] == "auto"
