@@ -1,6 +1,7 @@
 """One cell by several processes: it ends like that of one, also when it was killed on the way."""
 
 import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -19,9 +20,10 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from preproj.probe import distributed
-from preproj.probe.cell import cell_folder
+from preproj.probe.cell import cell_folder, train_cell
 from preproj.probe.errors import RecipeError
 from preproj.probe.files import read_json, read_jsonl
+from preproj.probe.process import Progress
 from preproj.probe.recipe import Recipe
 
 CELL = f"{METHOD}/seed{SEED}"
@@ -219,6 +221,15 @@ def test_what_accelerate_must_not_be_told_is_refused(recipe, environment, senten
     with pytest.raises(RecipeError) as error:
         distributed.check(Recipe.model_validate(recipe), CELL)
     assert str(error.value).startswith(sentence)
+
+
+def test_a_process_that_does_not_see_the_run_says_so(tmp_path):
+    with pytest.raises(RecipeError) as error:
+        train_cell(tmp_path / "run", METHOD, SEED, Progress())
+    assert str(error.value) == (
+        f"run folder {tmp_path / 'run'} is not on {platform.node()}: all machines need it, so name a folder that they "
+        "share with --out."
+    )
 
 
 def test_a_cells_own_process_knows_of_no_others(monkeypatch):
