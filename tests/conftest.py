@@ -1,8 +1,8 @@
 """What all tests share.
 
 Tests marked `data` read the folder named by PREPROJ_DATA, those marked `browser` open pages in the machine's Chromium,
-those marked `torchao` need that package. They are deselected where it is missing, and the summary counts them, also
-where several processes run the tests.
+those marked `torchao` or `deepspeed` need that package. They are deselected where it is missing, and the summary counts
+them, also where several processes run the tests.
 """
 
 import importlib.util
@@ -22,6 +22,7 @@ WAITING = pytest.StashKey[dict[str, int]]()
 MISSING = {
     "data": "of real data deselected: PREPROJ_DATA is not set",
     "browser": "in a browser deselected: no Chromium is on this machine",
+    "deepspeed": "of DeepSpeed deselected: it is not installed",
     "torchao": "of torchao deselected: it is not installed, see `make slow`",
 }
 
@@ -30,6 +31,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     here = {
         "data": "PREPROJ_DATA" in os.environ,
         "browser": CHROMIUM is not None,
+        "deepspeed": importlib.util.find_spec("deepspeed") is not None,
         "torchao": importlib.util.find_spec("torchao") is not None,
     }
     waiting = {}

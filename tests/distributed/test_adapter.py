@@ -1,8 +1,8 @@
 """DDP and FSDP in two processes: the same numbers as one process that trains on the whole batch."""
 
 import copy
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -145,25 +145,43 @@ def one_dtype(rank: int, folder: Path) -> dict:
     return fsdp1(rank, in_bfloat16(autocast_adapter_dtype=False), folder) | {"refused": str(refused.value)}
 
 
-def run_all(rank: int, folder: Path) -> dict:
-    found = {name: run(rank, build(), folder / name) for name, (run, build) in SCENARIOS.items()}
-    return found | {"fsdp1 bf16": one_dtype(rank, folder / "fsdp1 bf16")}
+def run_kind(kind: str, rank: int, folder: Path) -> dict:
+    found = {name: run(rank, build(), folder / name) for name, (run, build) in SCENARIOS.items() if kind in name}
+    if kind == "llama":
+        found |= {"fsdp2 beside bf16": fsdp2(rank, in_bfloat16(), folder / "fsdp2 beside bf16")}
+        found |= {"fsdp1 bf16": one_dtype(rank, folder / "fsdp1 bf16")}
+    return found
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> tuple[dict, Path]:
-    """All scenarios, in one start of two processes; what came of them, and where the adapters were saved."""
-    folder = tmp_path_factory.mktemp("runs")
-    return in_two_processes(run_all, folder), folder
+def runs_of(tmp_path_factory) -> Callable[[str], tuple[dict, Path]]:
+    """Returns a function: all scenarios of a model, in one start of two processes, and where adapters were saved."""
+
+    @cache
+    def runs(kind: str) -> tuple[dict, Path]:
+        folder = tmp_path_factory.mktemp(kind)
+        return in_two_processes(partial(run_kind, kind), folder), folder
+
+    return runs
+
+
+@pytest.fixture
+def runs(runs_of) -> tuple[dict, Path]:
+    return runs_of("llama")
+
+
+def first_fast(names: Iterable[str]) -> list:
+    """Marks what is not of the first model as slow."""
+    return [pytest.param(name, marks=[] if name.startswith("llama") else pytest.mark.slow) for name in names]
 
 
 def part_of(name: str) -> dict:
     return PARTS.get(name.rpartition(" ")[2], {})
 
 
-@pytest.mark.parametrize("name", [name for name in SCENARIOS if "bf16" not in name])
-def test_two_processes_train_as_one_does(runs, name):
-    found, folder = runs
+@pytest.mark.parametrize("name", first_fast(name for name in SCENARIOS if "bf16" not in name))
+def test_two_processes_train_as_one_does(runs_of, name):
+    found, folder = runs_of(name.split()[0])
     alone = adapted(name.split()[0], **part_of(name)).train()
     expected = train(alone, loss_of)
     torch.testing.assert_close(found[name]["losses"], expected["losses"], rtol=0, atol=1e-4)
@@ -191,9 +209,9 @@ def losses_in_half(model: nn.Module, ids: Tensor) -> Iterator[Tensor]:
                 weight.grad = added if weight.grad is None else weight.grad + added
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_fsdp2_in_bf16_computes_in_bfloat16_and_keeps_float32_weights(runs, kind):
-    found, folder = runs
+@pytest.mark.parametrize("kind", first_fast(KINDS))
+def test_fsdp2_in_bf16_computes_in_bfloat16_and_keeps_float32_weights(runs_of, kind):
+    found, folder = runs_of(kind)
     name = f"{kind} fsdp2 bf16"
     alone = adapted(kind).train()
     expected = train(alone, losses_in_half)
@@ -215,6 +233,14 @@ def test_fsdp1_wants_one_dtype_and_autocast_adapter_dtype_gives_it(runs):
     torch.testing.assert_close(losses, expected, rtol=0, atol=0.02)  # 8 bits of precision
     saved = load_peft_weights(folder / "fsdp1 bf16", device="cpu")
     assert {weight.dtype for weight in saved.values()} == {torch.bfloat16}
+
+
+def test_fsdp2_takes_float32_weights_beside_a_base_in_bfloat16(runs):
+    found, folder = runs
+    expected = train(in_bfloat16(), loss_of)["losses"]
+    torch.testing.assert_close(found["fsdp2 beside bf16"]["losses"], expected, rtol=0, atol=0.02)  # 8 bits of precision
+    saved = load_peft_weights(folder / "fsdp2 beside bf16", device="cpu")
+    assert {weight.dtype for weight in saved.values()} == {torch.float32}
 
 
 def test_torch_cannot_save_what_fsdp2_has_sharded(runs):

@@ -1,6 +1,7 @@
 """The probe's training in two processes: the same blocks, losses and adapters as in one."""
 
 import shutil
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -15,13 +16,15 @@ from safetensors.torch import load_file
 from two import in_two_processes
 
 from preproj.probe.attached import Attached
+from preproj.probe.errors import RecipeError
 from preproj.probe.files import read_jsonl
 from preproj.probe.methods import attach
 from preproj.probe.recipe import Training
 from preproj.probe.training import NonFiniteLossError, block_order, train
 
 BLOCKS = np.random.default_rng(0).integers(0, 64, size=(20, 16))
-RATES = dict.fromkeys(("pre+skip", "pre+lora", "full", "dense-qkv"), 3e-3)
+OTHERS = ("pre+lora", "full", "dense-qkv")
+RATES = dict.fromkeys(("pre+skip", *OTHERS), 3e-3)
 SETTINGS = Training(tokens=16 * 4 * 8, block_size=16, batch_size=4, learning_rate=RATES, save_steps=2)
 
 
@@ -88,20 +91,38 @@ def not_finite(rank: int, folder: Path) -> int:
     return error.value.step
 
 
-def run_all(rank: int, folder: Path) -> dict:
-    for method in RATES:
+def another_kind(rank: int, folder: Path) -> str:
+    """Goes on under FSDP2 from a checkpoint of DDP."""
+    with pytest.raises(Killed):
+        fit(folder, "pre+skip", stop=5)
+    with fsdp2_on_the_cpu(), pytest.raises(RecipeError) as error:
+        fit(folder, "pre+skip")
+    return str(error.value)
+
+
+def run_few(rank: int, folder: Path) -> dict:
+    fit(folder / f"written by {rank}", "pre+skip")  # each has a folder of its own
+    refused = another_kind(rank, folder / "another kind")
+    fit(folder / "ddp/pre+skip", "pre+skip")
+    killed_and_resumed(rank, folder / "resumed")
+    seen = seen_by_rank(rank, folder / "seen")
+    with fsdp2_on_the_cpu():
+        sharded = [type(weight).__name__ for weight in weights_after(folder / "fsdp2/pre+skip", "pre+skip")]
+    return {"seen": seen, "sharded": sharded, "refused": refused}
+
+
+def run_others(rank: int, folder: Path) -> dict:
+    for method in OTHERS:
         fit(folder / "ddp" / method, method)
     fit(folder / "accumulated", "pre+skip", per_device_batch_size=1)
     fit(folder / "checkpointed", "pre+skip", gradient_checkpointing=True)
-    killed_and_resumed(rank, folder / "resumed")
-    seen = seen_by_rank(rank, folder / "seen")
     step = not_finite(rank, folder / "not finite")
     with fsdp2_on_the_cpu():
-        sharded = [
-            type(weight).__name__ for method in RATES for weight in weights_after(folder / "fsdp2" / method, method)
-        ]
+        for method in OTHERS:
+            fit(folder / "fsdp2" / method, method)
         killed_and_resumed(rank, folder / "fsdp2 resumed")
-    return {"seen": seen, "step": step, "sharded": sharded}
+        fit(folder / f"fsdp2 written by {rank}", "pre+skip")
+    return {"step": step}
 
 
 def weights_after(folder: Path, method: str) -> list[torch.Tensor]:
@@ -110,22 +131,33 @@ def weights_after(folder: Path, method: str) -> list[torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory) -> tuple[dict, Path]:
-    """Every training in one start of two processes."""
+    """Some trainings in one start of two processes."""
     folder = tmp_path_factory.mktemp("both")
-    return in_two_processes(run_all, folder), folder
+    return in_two_processes(run_few, folder), folder
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory) -> Path:
-    """The same in this process."""
+def others(tmp_path_factory) -> tuple[dict, Path]:
+    """The others, which take longer, in another start."""
+    folder = tmp_path_factory.mktemp("others")
+    return in_two_processes(run_others, folder), folder
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory) -> Callable[[str], Path]:
+    """Trains a method in this process."""
     folder = tmp_path_factory.mktemp("one")
-    for method in RATES:
-        fit(folder / method, method)
-    return folder
+
+    def trained(method: str) -> Path:
+        if not (folder / method).exists():
+            fit(folder / method, method)
+        return folder / method
+
+    return trained
 
 
 def saved(folder: Path) -> dict[str, torch.Tensor]:
-    files = [path for path in (folder / "adapter").rglob("*.safetensors")]
+    files = list((folder / "adapter").rglob("*.safetensors"))
     return {f"{path.parent.name} {key}": weight for path in files for key, weight in load_file(path).items()}
 
 
@@ -142,19 +174,49 @@ def assert_alike(folder: Path, expected: Path) -> None:
         torch.testing.assert_close(weights[key], weight, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("method", RATES)
+@pytest.mark.parametrize("how", ["ddp/pre+skip", "resumed", "fsdp2/pre+skip"])
+def test_two_processes_log_and_save_what_one_does(both, one, how):
+    assert_alike(both[1] / how, one("pre+skip"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", OTHERS)
 @pytest.mark.parametrize("how", ["ddp", "fsdp2"])
-def test_two_processes_log_and_save_what_one_does(both, one, how, method):
-    assert_alike(both[1] / how / method, one / method)
+def test_so_they_do_with_every_kind_of_method(others, one, how, method):
+    assert_alike(others[1] / how / method, one(method))
 
 
-@pytest.mark.parametrize("how", ["accumulated", "checkpointed", "resumed", "fsdp2 resumed"])
-def test_so_they_do_with_parts_of_a_batch_with_checkpointing_and_after_a_kill(both, one, how):
-    assert_alike(both[1] / how, one / "pre+skip")
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["accumulated", "checkpointed", "fsdp2 resumed"])
+def test_so_they_do_with_parts_of_a_batch_with_checkpointing_and_after_a_kill_of_fsdp2(others, one, how):
+    assert_alike(others[1] / how, one("pre+skip"))
 
 
 def test_fsdp2_really_shards(both):
     assert set(both[0]["sharded"]) == {"DTensor"}
+
+
+def test_a_checkpoint_of_another_kind_is_refused_before_its_optimiser_is_lost(both):
+    checkpoint = both[1] / "another kind/checkpoints/checkpoint-4"
+    assert both[0]["refused"] == (
+        f"{checkpoint} was written under one process or DDP, which FSDP cannot read: go on as the cell began, or "
+        f"remove {checkpoint.parent} to train it anew."
+    )
+
+
+def check_writer(folder: Path, name: str) -> None:
+    wrote, nothing = ([p.name for p in (folder / f"{name} {i}").rglob("*") if p.is_file()] for i in (0, 1))
+    assert not nothing
+    assert {"training.jsonl", "adapter_model.safetensors", "rng_state_0.pth", "rng_state_1.pth"} <= set(wrote)
+
+
+def test_only_the_main_process_writes(both):
+    check_writer(both[1], "written by")
+
+
+@pytest.mark.slow
+def test_only_the_main_process_writes_under_fsdp2(others):
+    check_writer(others[1], "fsdp2 written by")
 
 
 def test_a_step_reads_the_same_blocks_in_the_same_order(both):
@@ -162,9 +224,10 @@ def test_a_step_reads_the_same_blocks_in_the_same_order(both):
     assert torch.equal(both[0]["seen"].flatten(0, 1), torch.as_tensor(BLOCKS[order]))
 
 
-def test_a_loss_that_is_not_finite_stops_both_at_its_step(both):
-    rows = read_jsonl(both[1] / "not finite/training.jsonl")
-    assert both[0]["step"] == len(rows) + 1
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_stops_both_at_its_step(others):
+    rows = read_jsonl(others[1] / "not finite/training.jsonl")
+    assert others[0]["step"] == len(rows) + 1
 
 
 def test_one_process_goes_on_where_two_stopped(both, one, tmp_path):
@@ -172,4 +235,4 @@ def test_one_process_goes_on_where_two_stopped(both, one, tmp_path):
     shutil.copytree(both[1] / "resumed", tmp_path, dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "checkpoints/checkpoint-8")
     fit(tmp_path, "pre+skip")
-    assert_alike(tmp_path, one / "pre+skip")
+    assert_alike(tmp_path, one("pre+skip"))

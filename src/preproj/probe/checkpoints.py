@@ -10,6 +10,7 @@ from preproj.probe.errors import RecipeError
 from preproj.probe.files import flush, read_json, write_json
 
 MANIFEST = "manifest.json"
+_WRITERS = {"optimizer.pt": "one process or DDP", "optimizer.bin": "FSDP", "latest": "DeepSpeed"}
 
 
 def checkpoint_folder(folder: Path, step: int) -> Path:
@@ -31,6 +32,24 @@ def newest_whole(folder: Path) -> Path | None:
             return checkpoint
         shutil.rmtree(checkpoint, ignore_errors=True)
     return None
+
+
+def check_optimizer(checkpoint: Path, file: str) -> None:
+    """Refuse a checkpoint whose optimiser is in the form of another way to spread a model over processes.
+
+    Args:
+        checkpoint: a whole one.
+        file: where the optimiser would be read from.
+
+    Raises:
+        RecipeError: naming the way; the Trainer would start with a new optimiser and say nothing.
+    """
+    writer = next(who for name, who in _WRITERS.items() if (checkpoint / name).exists())
+    if writer != _WRITERS[file]:
+        raise RecipeError(
+            f"{checkpoint} was written under {writer}, which {_WRITERS[file]} cannot read: go on as the cell began, or "
+            f"remove {checkpoint.parent} to train it anew."
+        )
 
 
 def _is_whole(checkpoint: Path) -> bool:

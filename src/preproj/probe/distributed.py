@@ -6,7 +6,7 @@ The main process does all that a run needs. The others wait for the training, ta
 import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
@@ -58,7 +58,7 @@ def check(recipe: Recipe, cell: str | None) -> None:
             "give a number."
         )
     if batch % (processes * (part or 1)):
-        each = f", each with {part} at once" if part else ""
+        each = f", each with {part} at once," if part else ""
         raise RecipeError(
             f"training.batch_size is {batch}: {processes} processes{each} cannot share that; expected a multiple of "
             f"{processes * (part or 1)}."
@@ -68,6 +68,11 @@ def check(recipe: Recipe, cell: str | None) -> None:
         raise RecipeError(
             f"accelerate's mixed_precision is {precision}: set it to 'no'. The recipe's model.dtype says in what a "
             "cell is trained, however it is started."
+        )
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION", "1") == "1":
+        raise RecipeError(
+            "accelerate's fsdp_version is 1, which takes one dtype a block, but new weights are float32 beside a base "
+            "of any dtype: set it to 2, as in recipes/accelerate/fsdp2.yaml."
         )
 
 
@@ -84,6 +89,15 @@ def from_main(make: Callable[[], T]) -> T:
     made = [make() if is_main() else None]
     distributed.broadcast_object_list(made, src=0)
     return made[0]  # type: ignore[return-value]  # the main process's
+
+
+def at_main(mine: T) -> list[T]:
+    """Return in the main process what every process gives, by rank; in the others nothing."""
+    if not distributed.is_initialized():
+        return [mine]
+    given: list[Any] = [None] * world_size()
+    distributed.gather_object(mine, given if is_main() else None)
+    return given if is_main() else []
 
 
 def leave() -> None:

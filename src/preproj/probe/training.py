@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,13 @@ from transformers import (
     TrainingArguments,
     default_data_collator,
 )
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer import OPTIMIZER_NAME, OPTIMIZER_NAME_BIN, TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 
 from preproj.optimizer import create_optimizer
 from preproj.probe.attached import Attached
-from preproj.probe.checkpoints import checkpoint_folder, newest_whole, seal
-from preproj.probe.distributed import from_main, is_main, world_size
+from preproj.probe.checkpoints import check_optimizer, checkpoint_folder, newest_whole, seal
+from preproj.probe.distributed import at_main, from_main, is_main, world_size
 from preproj.probe.ending import is_out_of_memory
 from preproj.probe.files import named, whole_folder, write_jsonl
 from preproj.probe.recipe import Training
@@ -94,6 +95,7 @@ def train(
 
     Raises:
         NonFiniteLossError: if the loss is not finite.
+        RecipeError: if the checkpoint is of another way to spread a model over processes.
         MemoryError, RuntimeError: if memory runs out, see :func:`preproj.probe.ending.is_out_of_memory`.
     """
     order = block_order(len(blocks), settings.steps * settings.batch_size, seed)
@@ -138,6 +140,8 @@ def train(
             callbacks=[log, *board],
         )
         trainer.remove_callback(PrinterCallback)
+        if resume:
+            check_optimizer(resume, trainer.optimizer_file)
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         # The last update comes after the last loss.
         if not all(weight.isfinite().all() for weight in attached.model.parameters() if weight.requires_grad):
@@ -211,7 +215,16 @@ class _FrozenProbeTrainer(Trainer):
         super().__init__(model=attached.model, **options)
         self.attached, self.settings = attached, settings
         if self.is_fsdp_enabled:
-            self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")  # an adapter is one file
+            plugin = self.accelerator.state.fsdp_plugin
+            plugin.state_dict_config = plugin.optim_state_dict_config = None  # accelerate would keep those of its type
+            plugin.set_state_dict_type("FULL_STATE_DICT")  # an adapter is one file
+
+    @property
+    def optimizer_file(self) -> str:
+        """The file of a checkpoint without which the optimiser would start anew."""
+        if self.is_deepspeed_enabled:
+            return "latest"
+        return OPTIMIZER_NAME_BIN if self.is_fsdp_enabled else OPTIMIZER_NAME
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         self.optimizer = create_optimizer(
@@ -229,11 +242,20 @@ class _FrozenProbeTrainer(Trainer):
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         checkpoint = checkpoint_folder(Path(self.args.output_dir), self.state.global_step)
-        with named(checkpoint):
+        with named(checkpoint) if is_main() else nullcontext():
             super()._save_checkpoint(*args, **kwargs)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 seal(checkpoint)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Have the main process write the states of all, which the Trainer lets each write."""
+        with TemporaryDirectory() as folder:
+            super()._save_rng_state(folder)
+            mine = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+        for states in at_main(mine):
+            for name, content in states.items():
+                (Path(output_dir) / name).write_bytes(content)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Do nothing: the weights are loaded."""
