@@ -68,6 +68,18 @@ def test_the_page_on_several_adapters_runs(tiny_pythia, tmp_path, monkeypatch):
     assert page["together"].shape == page["mixed"].shape
 
 
+def test_the_page_on_compiled_and_quantised_models_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs/compiled-and-quantised.md").read_text("utf-8")
+    scripts = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", text, re.DOTALL)
+    assert len(scripts) == 2
+    names: dict = {}
+    for code, output in scripts:
+        exec(code.replace("torch.compile(model)", "torch.compile(model, backend='eager')"), names)
+        words = [re.sub(r"\d+\.\d+", "0", said) for said in (capsys.readouterr().out, output)]
+        assert words[0] == words[1]  # losses may differ from machine to machine
+
+
 def test_the_readmes_table_is_that_of_the_results():
     shown = re.search(r"<!-- results/demo/report.md -->\n(.*?)\n<!-- end -->", README, re.DOTALL)
     report = (ROOT / "results/demo/report.md").read_text("utf-8")

@@ -180,6 +180,26 @@ def test_a_saved_adapter_loads_onto_the_quantised_base(folder, kind, how, tmp_pa
     assert torch.equal(logits(loaded), logits(model))
 
 
+@pytest.mark.parametrize(("kind", "how"), CASES)
+def test_an_adapter_of_a_quantised_base_loads_onto_the_plain_one_whole(folder, kind, how, tmp_path):
+    model = get_peft_model(quantised(folder, kind, how), PreProjConfig())
+    draw(model)
+    model.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(tiny_of(kind, torch.float32, intermediate_size=64), tmp_path)
+    weights = new_weights(loaded)
+    assert weights.keys() == new_weights(model).keys()
+    assert all(torch.equal(weights[name], weight) for name, weight in new_weights(model).items())
+    quantised_logits, plain_logits = logits(model), logits(loaded)
+    assert (quantised_logits - plain_logits).abs().mean() < 0.2 * plain_logits.abs().mean()
+
+
+@pytest.mark.parametrize(("kind", "how"), CASES)
+def test_merging_into_a_quantised_base_is_refused(folder, kind, how):
+    model = get_peft_model(quantised(folder, kind, how), PreProjConfig())
+    with pytest.raises(NotImplementedError, match="cannot be merged"):
+        model.merge_and_unload()
+
+
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 def test_without_autocast_new_weights_take_the_stated_compute_dtype(folder, compute, double):

@@ -84,6 +84,7 @@ def site_of(model: nn.Module, name: str, attention: nn.Module) -> Site:
         raise NotUnderstoodError("it norms its input itself, so that x̂ never enters it")
     names = {id(module): path for path, module in model.named_modules()}
     landing = names[id(branch.landing)]
+    parent, _, child = landing.rpartition(".")
     width = hidden_size_of(attention)
     assert width is not None
     return Site(
@@ -97,7 +98,8 @@ def site_of(model: nn.Module, name: str, attention: nn.Module) -> Site:
         is_residual=reader.adds_its_input,
         sequence_first=is_sequence_first(attention),
         attention=attention,
-        landing_parent=model.get_submodule(landing.rpartition(".")[0]),
+        landing_parent=None if branch.landing is attention else model.get_submodule(parent),
+        landing_child=child,
     )
 
 

@@ -32,7 +32,9 @@ class Site:
     is_residual: bool = False
     sequence_first: bool = False
     attention: nn.Module = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
-    landing_parent: nn.Module = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
+    # Where the landing module hangs, and by what name, which blocks share that share compiled code; None for attention.
+    landing_parent: nn.Module | None = field(default=None, repr=False, compare=False)
+    landing_child: str = field(default="", repr=False, compare=False)
 
     def hidden_states(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Pick x̂ out of what attention is called with."""
@@ -42,9 +44,9 @@ class Site:
     @property
     def landing_module(self) -> nn.Module:
         """The module at ``landing`` as it is now: another PEFT method may have put a layer of its own there."""
-        if self.landing == self.name:
+        if self.landing_parent is None:
             return self.attention
-        return getattr(self.landing_parent, self.landing.rpartition(".")[2])
+        return getattr(self.landing_parent, self.landing_child)
 
 
 class Sites(list[Site]):
