@@ -60,7 +60,12 @@ def test_the_page_on_several_adapters_runs(tiny_pythia, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = run_page("many-adapters.md", tiny_pythia)
     model, prompts = page["model"], page["prompts"]
-    assert {path.name for path in (tmp_path / "adapters").iterdir() if path.is_dir()} == {"law", "code", "small"}
+    assert {path.name for path in (tmp_path / "adapters").iterdir() if path.is_dir()} == {
+        "law",
+        "code",
+        "small",
+        "first",
+    }
     assert set(model.peft_config) == {"law", "small"}
     torch.testing.assert_close(page["mixed"][0], model(**prompts).logits[0])
     with model.disable_adapter():
