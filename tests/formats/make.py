@@ -77,8 +77,9 @@ def main(out: str, methods: str, trials: str = "") -> None:
         formula_base().save_pretrained("base")
         Path("recipe.yaml").write_text(yaml.safe_dump(_recipe(names, trials)))
         _probe()
-        found = {str(path.parent.parent): path.parent for path in Path("run").glob("cells/*/*/adapter/*config.json")}
-        Path("run/logits.json").write_text(json.dumps({cell: logits(path) for cell, path in found.items()}, indent=1))
+        adapters = [path.parent for path in Path("run").glob("cells/*/*/adapter/*config.json")]
+        said = {str(adapter.parent.relative_to("run")): logits(adapter) for adapter in adapters}
+        Path("run/logits.json").write_text(json.dumps(said, indent=1))
         _thin(Path("run"))
         shutil.copy("recipe.yaml", "run/given.yaml")
         shutil.copytree("run", place)

@@ -74,7 +74,7 @@ def test_an_adapter_of_every_version_computes_what_it_did(cell):
 
 @pytest.mark.parametrize("file", ["summary.json", "environment.json", "corpus.json", "cells/none/seed0/metrics.json"])
 def test_a_run_of_a_newer_preproj_is_refused_and_left_as_it_is(place, file):
-    run = place(NAMES[-1])
+    run = place("format2-methods")
     content = json.loads((run / file).read_text()) | {"format_version": 3}
     (run / file).write_text(json.dumps(content))
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -89,7 +89,7 @@ def test_a_run_of_a_newer_preproj_is_refused_and_left_as_it_is(place, file):
 
 
 def test_a_recipe_of_a_newer_preproj_is_refused(place):
-    run = place(NAMES[-1])
+    run = place("format2-methods")
     for file in (run / "recipe.yaml", Path("recipe.yaml")):
         file.write_text("format_version: 2\nnews: true\n" + file.read_text().replace("format_version: 1\n", ""))
         done = preproj("probe", "recipe.yaml", "--out", run, "--dry-run")
@@ -100,7 +100,7 @@ def test_a_recipe_of_a_newer_preproj_is_refused(place):
 
 
 def test_an_adapter_of_a_newer_preproj_is_refused(place):
-    run = place(NAMES[-1])
+    run = place("format2-methods")
     file = run / "cells/pre+skip/seed0/adapter/adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format_version": 2}))
     with pytest.raises(ValueError, match=r"the adapter has format version 2, and this preproj reads up to version 1; "):
