@@ -217,12 +217,11 @@ def test_converting_to_a_change_of_the_start_is_refused_by_peft(tmp_path):
     assert not (tmp_path / "adapter_model.safetensors").exists()
 
 
-@pytest.mark.parametrize("call", ["add_weighted_adapter", "subtract_mutated_init"])
-def test_what_only_lora_has_is_missing_as_in_every_other_method(call):
+def test_what_only_lora_has_is_missing_as_in_every_other_method():
     model = adapted("llama")
-    assert hasattr(get_peft_model(base_of("llama"), LoraConfig(target_modules=["q_proj"])), call)
-    with pytest.raises(AttributeError, match=f"no attribute '{call}'"):
-        getattr(model, call)
+    assert hasattr(get_peft_model(base_of("llama"), LoraConfig(target_modules=["q_proj"])), "subtract_mutated_init")
+    with pytest.raises(AttributeError, match="no attribute 'subtract_mutated_init'"):
+        _ = model.subtract_mutated_init
 
 
 @pytest.mark.parametrize("how", ["peft", "transformers"])

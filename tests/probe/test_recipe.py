@@ -82,7 +82,7 @@ def changed(path: str, value: object) -> str:
         ("seeds", [2**32], "seeds.0 is 4294967296; it should be less than 4294967296"),
         ("name", "..", "name is '..'; it should match pattern"),
         ("evaluation.stride", 999, "evaluation: stride is 999: expected at most context = 256"),
-        ("format_version", 2, "format_version is 2; allowed: 1"),
+        ("format_version", 0, "format_version is 0; allowed: 1"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_the_key_and_what_is_allowed(path, value, sentence):

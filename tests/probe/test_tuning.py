@@ -189,9 +189,10 @@ def test_a_run_folder_without_its_text_gets_it_again_or_is_refused(recipe, write
     shutil.rmtree(run / "data")
     shutil.rmtree(run / "cells/skip")
     own.write_text(own.read_text("utf-8") + '{"text": "one more"}\n', "utf-8")
-    refused = probe(path, "--out", run)
-    assert refused.exit_code == 2
-    assert "began with another text" in refused.output
+    for consent, sentence in (([], f"began otherwise: {own} was "), (["--accept-changes"], "began with another text")):
+        refused = probe(path, "--out", run, *consent)
+        assert refused.exit_code == 2
+        assert sentence in refused.output
 
 
 @pytest.mark.parametrize(

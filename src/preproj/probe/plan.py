@@ -69,12 +69,13 @@ def plan(recipe: Recipe, run: Path, cell: str | None = None) -> list[Planned]:
         RecipeError: where the recipe's model or the run folder is wrong.
     """
     check_folder(run, recipe)
-    parts = parts_of(recipe, [find_cell(recipe, cell)] if cell else cells_of(recipe))
+    every = parts_of(recipe, cells_of(recipe))
+    parts = parts_of(recipe, [find_cell(recipe, cell)]) if cell else every
     config = load_config(resolve_base(recipe.model.name))
     costs = {method: _cost(recipe, config, method) for method in dict.fromkeys(part.method for part in parts)}
     prepared = Prepared.read(run, recipe.evaluation) if has_text(run) else None
     watch = Watch()
-    return [_planned(recipe, run, parts, part, costs[part.method], prepared, watch) for part in parts]
+    return [_planned(recipe, run, every, part, costs[part.method], prepared, watch) for part in parts]
 
 
 def said(planned: Sequence[Planned]) -> str:
@@ -116,7 +117,7 @@ def _cost(recipe: Recipe, config: PretrainedConfig, method: str) -> tuple[int, f
 def _planned(
     recipe: Recipe,
     run: Path,
-    parts: Sequence[Part],
+    every: Sequence[Part],
     part: Part,
     cost: tuple[int, float | None],
     prepared: Prepared | None,
@@ -129,7 +130,7 @@ def _planned(
         trained = recipe.tuning.tokens or trained
     seconds, alike = _seconds(run, [part]), False
     if seconds is None:
-        same = [other for other in parts if (other.kind, other.method) == (part.kind, part.method)]
+        same = [other for other in every if (other.kind, other.method) == (part.kind, part.method)]
         seconds, alike = _seconds(run, same), True
     return Planned(
         name=part.name,
