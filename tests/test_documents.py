@@ -73,6 +73,7 @@ def test_the_page_on_several_adapters_runs(tiny_pythia, tmp_path, monkeypatch):
     assert page["together"].shape == page["mixed"].shape
 
 
+@pytest.mark.quantised
 def test_the_page_on_compiled_and_quantised_models_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs/compiled-and-quantised.md").read_text("utf-8")

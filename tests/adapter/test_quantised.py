@@ -1,13 +1,12 @@
 """Bases whose weights are quantised: bitsandbytes, torchao and GGUF, each with the kernels it has for the CPU.
 
-torchao is no package of the development environment, because everything that imports PEFT beside it prints warnings;
-`make slow` installs it in a folder of its own.
+bitsandbytes and torchao are no packages of the development environment, because everything that imports PEFT beside them
+starts seconds later and prints warnings; `make slow` installs them in a folder of their own.
 """
 
 import gguf
 import pytest
 import torch
-from bitsandbytes.functional import dequantize_4bit
 from datasets import Dataset
 from life import IDS, KINDS, draw, logits, new_weights
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
@@ -18,6 +17,8 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
 from preproj import PreProjConfig
 from preproj.adapter.devices import compute_dtype
 from preproj.adapter.layer import adapted_sites
+
+pytestmark = pytest.mark.quantised
 
 BNB8 = BitsAndBytesConfig(load_in_8bit=True)
 BNB4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
@@ -40,7 +41,7 @@ METHODS = {"bnb8": lambda: BNB8, "bnb4": lambda: BNB4, "torchao8": torchao8, "to
 CASES = [
     *((kind, how) for kind in KINDS for how in ("bnb8", "bnb4")),
     ("llama", "gguf"),
-    *(pytest.param(kind, how, marks=pytest.mark.torchao) for kind in KINDS for how in ("torchao8", "torchao4")),
+    *((kind, how) for kind in KINDS for how in ("torchao8", "torchao4")),
 ]
 
 
@@ -142,6 +143,8 @@ def test_gradient_checkpointing_changes_no_gradient(folder, kind, how, use_reent
 def dequantised(module):
     """Returns a linear layer with the weights that a quantised one computes with."""
     if type(module).__name__ == "Linear4bit":
+        from bitsandbytes.functional import dequantize_4bit
+
         weight = dequantize_4bit(module.weight.data, module.weight.quant_state)
     elif hasattr(module.weight, "dequantize") and type(module.weight) is not nn.Parameter:
         weight = module.weight.dequantize()
@@ -267,13 +270,13 @@ def train(base, folder):
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-@pytest.mark.parametrize("how", ["bnb8", "bnb4", pytest.param("torchao8", marks=pytest.mark.torchao)])
+@pytest.mark.parametrize("how", ["bnb8", "bnb4", "torchao8"])
 def test_transformers_trainer_takes_it(folder, how, tmp_path):
     losses = train(prepare_model_for_kbit_training(quantised(folder, "llama", how)), tmp_path)
     assert losses[2] < losses[1] < losses[0]
 
 
-@pytest.mark.parametrize("how", ["gguf", pytest.param("torchao4", marks=pytest.mark.torchao)])
+@pytest.mark.parametrize("how", ["gguf", "torchao4"])
 def test_transformers_trainer_refuses_what_it_counts_as_untrainable(folder, how, tmp_path):
     with pytest.raises(ValueError, match="that quantization method do not support training"):
         train(quantised(folder, "llama", how), tmp_path)

@@ -166,7 +166,7 @@ def number(cell: str) -> float:
     return float(cell.partition("<br>")[0].removesuffix(" %").replace(",", ""))
 
 
-@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("damaged", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_in_half_precision_the_paper_s_recipe_is_checked_first(damaged, tiny_pythia, wikitext, task_data, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(tiny_pythia, dtype="float32")
     if damaged:  # LayerNorm takes it away again, but in bfloat16 nothing else is left beside it

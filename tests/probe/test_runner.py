@@ -141,7 +141,9 @@ def test_another_recipe_in_the_same_folder_is_refused(finished, recipe, write_re
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
 
 
-@pytest.mark.parametrize("signal_sent", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
+@pytest.mark.parametrize(
+    "signal_sent", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT], ids=["kill -9", "Ctrl-C"]
+)
 def test_an_interrupted_run_goes_on_and_ends_like_an_uninterrupted_one(
     finished, recipe, write_recipe, tmp_path, signal_sent
 ):
@@ -170,6 +172,7 @@ def test_an_interrupted_run_goes_on_and_ends_like_an_uninterrupted_one(
         ).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_a_killed_cell_does_not_stop_the_others_and_is_run_again(recipe, write_recipe, tmp_path):
     recipe["methods"] = ["pre+skip", "none"]
     run = tmp_path / "run"
@@ -200,6 +203,7 @@ LEFT_BEHIND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", LEFT_BEHIND.values(), ids=LEFT_BEHIND.keys())
 def test_any_state_a_kill_can_leave_is_completed_to_the_same_result(finished, recipe, write_recipe, tmp_path, missing):
     whole, _ = finished

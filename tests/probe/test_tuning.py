@@ -152,6 +152,7 @@ def test_a_method_whose_trials_all_fail_has_failed_cells_and_a_reason(recipe, wr
     assert "not finite" in (run / "report.md").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_trained_weights_that_are_finite_and_of_no_use_fail_their_trial_and_their_cell(recipe, write_recipe, tmp_path):
     # Two steps: the last update comes after the last loss that is looked at.
     recipe["training"]["tokens"] = 128
@@ -169,6 +170,7 @@ def test_trained_weights_that_are_finite_and_of_no_use_fail_their_trial_and_thei
     assert "was not finite" in broken["reason"]
 
 
+@pytest.mark.slow
 def test_a_run_folder_without_its_text_gets_it_again_or_is_refused(recipe, write_recipe, tmp_path, text_files):
     run = tmp_path / "run"
     recipe = tuned(recipe, trials=1, search={"learning_rate": [1e-3]})

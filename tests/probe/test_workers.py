@@ -110,6 +110,7 @@ def test_a_killed_workers_cell_is_taken_over_and_ends_like_an_uninterrupted_one(
         assert (run / path).read_bytes() == (whole[0] / path).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_stopped_and_wakes_after_a_takeover_writes_nothing(whole, long_recipe, tmp_path, monkeypatch):
     run = tmp_path / "run"
     log = run / "cells/pre+skip/seed0/training.jsonl"
