@@ -1,8 +1,8 @@
 """What all tests share.
 
 Tests marked `data` read the folder named by PREPROJ_DATA, those marked `browser` open pages in the machine's Chromium,
-those marked `quantised` or `deepspeed` need more packages. They are deselected where it is missing, and the summary counts
-them, also where several processes run the tests.
+those marked `quantised` or `deepspeed` need more packages. They are deselected where that is missing, and the summary
+counts them, also where several processes run the tests.
 """
 
 import importlib.util

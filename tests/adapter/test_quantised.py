@@ -1,7 +1,7 @@
 """Bases whose weights are quantised: bitsandbytes, torchao and GGUF, each with the kernels it has for the CPU.
 
-bitsandbytes and torchao are no packages of the development environment, because everything that imports PEFT beside them
-starts seconds later and prints warnings; `make slow` installs them in a folder of their own.
+bitsandbytes and torchao are no packages of the development environment, because everything that imports PEFT beside
+them starts seconds later and prints warnings; `make slow` installs them in a folder of their own.
 """
 
 import gguf
