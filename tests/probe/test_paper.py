@@ -97,7 +97,7 @@ def run(content: dict, folder: Path) -> Path:
     ("name", "model", "parameters"),
     [
         ("paper-160m", "tiny_pythia", {"none": 0, "pre+skip": LAYERS * (PRE + SKIP)}),
-        ("llama-3.2-1b", "tiny_llama", {"pre+skip-r64": LAYERS * (PRE + SKIP_R64)}),
+        pytest.param("llama-3.2-1b", "tiny_llama", {"pre+skip-r64": LAYERS * (PRE + SKIP_R64)}, marks=pytest.mark.slow),
         pytest.param(
             "paper-410m",
             "tiny_pythia",
