@@ -13,7 +13,8 @@ test: $(READY)  ## the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" -n auto --dist worksteal
 
 slow: $(READY) $(VENV)/quantised/.ready  ## the checks that take minutes, and those of quantised bases
-	$(BIN)/pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not timed" -n auto --dist worksteal
+	$(BIN)/pytest -m timed
 	PYTHONPATH=$(VENV)/quantised $(BIN)/pytest -m quantised
 
 lint: $(READY)

@@ -76,6 +76,7 @@ def test_the_demos_blocks_are_those_of_the_published_run():
     assert same_order == (corpus.sha256 == read_json(RESULTS / "corpus.json")["sha256"])
 
 
+@pytest.mark.timed
 def test_the_demo_ends_in_time_and_memory_and_pre_skip_lowers_perplexity(tmp_path: Path):
     # As a newcomer meets it: an empty cache, so the conversion of the weights is in the time.
     environment = {**os.environ, "PREPROJ_CACHE": str(tmp_path / "cache")}

@@ -163,10 +163,10 @@ def _packaged_folder() -> Path:
 
 def _convert(gguf: Path, folder: Path) -> None:
     options = {"gguf_file": gguf.name, "local_files_only": True}
-    with redirect_stderr(io.StringIO()):  # the converter draws a progress bar that no option turns off
+    with redirect_stderr(io.StringIO()):  # both ways draw progress bars, one of which no option turns off
         model = _load_complete(PACKAGED, str(gguf.parent), torch.float32, **options)
-    # save_pretrained refuses a model that it believes to be still quantised.
-    model.hf_quantizer = None
-    del model.config.quantization_config
-    model.save_pretrained(folder)
+        # save_pretrained refuses a model that it believes to be still quantised.
+        model.hf_quantizer = None
+        del model.config.quantization_config
+        model.save_pretrained(folder)
     _from_pretrained(AutoTokenizer, PACKAGED, str(gguf.parent), **options).save_pretrained(folder)
