@@ -492,6 +492,11 @@ def test_a_damaged_result_is_one_sentence(finished, recipe, write_recipe, tmp_pa
     done = in_process("probe", write_recipe(recipe), "--out", run)
     assert done.exit_code == 2
     assert "metrics.json is damaged; remove it and repeat the command." in done.output
+    shutil.copy(finished[0] / "cells/none/seed0/metrics.json", run / "cells/none/seed0")
+    (run / "cells/none/seed0/items/document.jsonl").unlink()
+    done = in_process("probe", write_recipe(recipe), "--out", run)
+    assert done.exit_code == 2
+    assert "document.jsonl is missing; remove metrics.json of its cell and repeat" in done.output.replace("\n", " ")
 
 
 def test_folders_that_are_no_run(recipe, write_recipe, tmp_path):

@@ -232,7 +232,7 @@ def test_one_cell_runs_alone_its_methods_tuning_first(recipe, write_recipe, tmp_
     ).read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", ["lora/seed0", "pre+skip/seed1", "none/seed3", "pre+skip/0", "pre+skip"])
+@pytest.mark.parametrize("name", ["lora/seed0", "pre+skip/seed1", "none/seed3", "pre+skip/0", "pre+skip", ""])
 def test_a_cell_that_the_recipe_has_not_is_one_sentence_with_those_it_has(recipe, write_recipe, tmp_path, name):
     path = write_recipe(recipe | {"seeds": [0, 3]})
     for more in ([], ["--dry-run"]):

@@ -70,7 +70,7 @@ def plan(recipe: Recipe, run: Path, cell: str | None = None) -> list[Planned]:
     """
     check_folder(run, recipe)
     every = parts_of(recipe, cells_of(recipe))
-    parts = parts_of(recipe, [find_cell(recipe, cell)]) if cell else every
+    parts = parts_of(recipe, [find_cell(recipe, cell)]) if cell is not None else every
     config = load_config(resolve_base(recipe.model.name))
     costs = {method: _cost(recipe, config, method) for method in dict.fromkeys(part.method for part in parts)}
     prepared = Prepared.read(run, recipe.evaluation) if has_text(run) else None

@@ -60,7 +60,7 @@ def run_probe(
             holds something else.
     """
     every = sorted(cells_of(recipe), key=lambda each: recipe.seeds.index(each[1]))
-    cells = [find_cell(recipe, cell)] if cell else every
+    cells = [find_cell(recipe, cell)] if cell is not None else every
     check_folder(run, recipe)
     parts = parts_of(recipe, cells)
     left = not all(_ended(run, each) for each in cells)

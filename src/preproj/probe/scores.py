@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from preproj.probe.errors import RecipeError
 from preproj.probe.files import read_json, read_jsonl, write_jsonl
 from preproj.statistics import METRICS
 
@@ -81,7 +82,10 @@ def read_scores(folder: Path) -> dict[str, Score]:
         return _of_version_1(folder)
     scores = {}
     for task, kinds in metrics["measures"].items():
-        items = read_jsonl(folder / "items" / f"{task}.jsonl")
+        path = folder / "items" / f"{task}.jsonl"
+        if not path.exists():
+            raise RecipeError(f"{path} is missing; remove metrics.json of its cell and repeat the command that ran it.")
+        items = read_jsonl(path)
         for metric, kind in kinds.items():
             pairs = [(row["group"], *row[metric]) for row in items]
             score = _grouped(Measure(task, metric, kind), pairs)
