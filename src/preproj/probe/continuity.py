@@ -3,7 +3,6 @@
 environment.json keeps what a run began with, and what was accepted since.
 """
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from transformers import PretrainedConfig
 from preproj.probe.base import Base
 from preproj.probe.environment import describe_environment
 from preproj.probe.errors import NewerFormatError, RecipeError
-from preproj.probe.files import read_json, write_json, write_text
+from preproj.probe.files import read_json, sha256, write_json, write_text
 from preproj.probe.recipe import Recipe, parse_recipe
 from preproj.probe.sources import local_files
 
@@ -144,8 +143,7 @@ def _described(path: Path, known: dict[str, Any]) -> dict[str, Any]:
     found = {"bytes": state.st_size, "modified": state.st_mtime_ns}
     if found.items() <= known.items():
         return known
-    with path.open("rb") as file:
-        return found | {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    return found | {"sha256": sha256(path)}
 
 
 def _identity(entry: dict[str, Any] | None) -> str | None:

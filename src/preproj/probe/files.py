@@ -1,6 +1,7 @@
 """Small helpers for the files of a run folder: written whole or not at all."""
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -96,6 +97,12 @@ def flush(folder: Path) -> None:
         if path.is_file():
             with path.open("r+b") as file:
                 os.fsync(file.fileno())
+
+
+def sha256(path: Path) -> str:
+    """Return the hash of a file, which is read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def clear_unfinished(folder: Path) -> None:
