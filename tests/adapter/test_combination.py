@@ -102,6 +102,7 @@ def test_where_no_sum_is_defined_it_is_refused_and_nothing_changes(first, second
         (["default", "third"], [1, 1], "sum", "adapters names 'third': expected some of 'default', 'second'"),
         (["default", "second"], [1], "sum", r"weights is \[1\] for 2 adapters"),
         ([], [], "sum", r"weights is \[\] for 0 adapters"),
+        (["default"], ["1"], "sum", r"weights is \['1'\] for 1 adapters"),
         (["default"], [float("nan")], "sum", r"weights is \[nan\] for 1 adapters"),
         (["default"], [1], "second", "adapter_name is 'second', which is loaded already"),
     ],

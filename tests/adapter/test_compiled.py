@@ -86,6 +86,15 @@ def test_a_compiled_block_is_refused_by_name(kind):
         get_peft_model(base, PreProjConfig())
 
 
+@pytest.mark.parametrize("targets", [None, ["self_attn"]])
+def test_compiled_attention_is_refused_by_name(targets):
+    base = base_of("llama")
+    for layer in base.model.layers:
+        layer.self_attn = torch.compile(layer.self_attn, backend="eager")
+    with pytest.raises(ValueError, match=r"'model\.layers\.0\.self_attn' is wrapped by torch\.compile"):
+        get_peft_model(base, PreProjConfig(target_modules=targets))
+
+
 @pytest.mark.parametrize(
     ("kind", "part"), [("llama", "model"), ("gpt_neox", "block"), ("gemma2", "block"), ("bert", "model")]
 )

@@ -106,6 +106,24 @@ def test_another_method_and_an_unknown_name_are_refused(tmp_path):
         hotswap_adapter(adapted("llama"), tmp_path, "law")
 
 
+@pytest.mark.parametrize("damage", ["no folder", "adapter_config.json", "adapter_model.safetensors"])
+def test_an_adapter_that_cannot_be_read_is_refused_and_nothing_changes(damage, tmp_path):
+    folder = tmp_path / "law"
+    if damage != "no folder":
+        adapted("llama", seed=1).save_pretrained(folder)
+        (folder / damage).write_bytes((folder / damage).read_bytes()[:50])
+    model = adapted("llama")
+    before = logits(model)
+    with pytest.raises(ValueError, match=f"no adapter can be read from {folder}: ."):
+        hotswap_adapter(model, folder, "default")
+    assert torch.equal(logits(model), before)
+
+
+def test_a_model_without_adapters_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="model is LlamaForCausalLM, without an adapter to swap"):
+        hotswap_adapter(base_of("llama"), tmp_path, "default")
+
+
 def test_pefts_own_function_takes_lora_only(tmp_path):
     """Where this fails, PEFT may swap adapters of any method, and ours is not needed."""
     adapted("llama").save_pretrained(tmp_path)

@@ -30,6 +30,14 @@ def test_each_adapter_acts_alone_when_it_is_set(kind):
     assert torch.equal(logits(model), first)
 
 
+@pytest.mark.parametrize("names", ["third", ["default", "third"]])
+def test_an_adapter_that_is_not_loaded_is_refused_and_nothing_changes(names):
+    model, (first, _) = two("llama")
+    with pytest.raises(ValueError, match="Adapter 'third' not found: expected some of 'default', 'second'"):
+        model.base_model.set_adapter(names)
+    assert torch.equal(logits(model), first)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_disabled_it_is_the_base_also_after_training_steps(kind):
     plain = logits(base_of(kind))

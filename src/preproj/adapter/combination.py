@@ -28,7 +28,7 @@ def combined_config(
         raise ValueError(
             f"adapters names {', '.join(map(repr, unknown))}: expected some of {', '.join(map(repr, loaded))}."
         )
-    if not adapters or len(weights) != len(adapters) or not all(math.isfinite(weight) for weight in weights):
+    if not adapters or len(weights) != len(adapters) or not all(map(_is_finite, weights)):
         raise ValueError(
             f"weights is {list(weights)} for {len(adapters)} adapters: expected one finite number for each."
         )
@@ -49,6 +49,13 @@ def combined_config(
             "joins the factors of those of low rank, and the two kinds do not mix."
         )
     return replace(loaded[adapters[0]], skip_rank=sum(low) or None)
+
+
+def _is_finite(weight: object) -> bool:
+    try:
+        return math.isfinite(weight)  # type: ignore[arg-type]  # a tensor of one number will do
+    except TypeError:
+        return False
 
 
 def check_same_layers(layers: Iterable[PreProjLayer], adapters: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from peft import PeftConfig, PeftModel, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
+from safetensors import SafetensorError
 from torch import Tensor
 
 
@@ -18,16 +19,21 @@ def hotswap_adapter(model: PeftModel, model_name_or_path: str, adapter_name: str
         **kwargs: where on the Hub, as ``PeftConfig.from_pretrained`` takes it: ``subfolder``, ``revision``, ``token``.
 
     Raises:
-        ValueError: where no such adapter is loaded, or the saved one is of another method, activation or shape;
-            nothing has changed then.
+        ValueError: where no such adapter is loaded, the saved one cannot be read, or is of another method, activation
+            or shape; nothing has changed then.
     """
     model = getattr(model, "_orig_mod", model)
+    if not hasattr(model, "peft_config"):
+        raise ValueError(f"model is {type(model).__name__}, without an adapter to swap: expected a PeftModel.")
     if adapter_name not in model.peft_config:
         raise ValueError(
             f"no adapter {adapter_name!r} to swap: expected one of {', '.join(map(repr, model.peft_config))}."
         )
-    config = PeftConfig.from_pretrained(model_name_or_path, **kwargs)
-    weights = load_peft_weights(model_name_or_path, device="cpu", **kwargs)
+    try:
+        config = PeftConfig.from_pretrained(model_name_or_path, **kwargs)
+        weights = load_peft_weights(model_name_or_path, device="cpu", **kwargs)
+    except (KeyError, OSError, TypeError, ValueError, SafetensorError) as error:
+        raise ValueError(f"no adapter can be read from {model_name_or_path}: {error}") from error
     here = get_peft_model_state_dict(model, adapter_name=adapter_name, save_embedding_layers=False)
     old, new = _form(model.peft_config[adapter_name], here), _form(config, weights)
     for key in [*old, *new]:

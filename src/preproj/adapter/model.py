@@ -51,6 +51,7 @@ class PreProjModel(BaseTuner):
                     model.peft_config = others
 
     def _prepare_adapter_config(self, peft_config: PreProjConfig, model_config: dict) -> PreProjConfig:
+        _refuse_compiled(self.model)
         if peft_config.target_modules is None:
             found = [site.name for site in sites(self.model)]
             targets = _shortest_suffixes(found, self.model)
@@ -62,7 +63,6 @@ class PreProjModel(BaseTuner):
 
     def _prepare_model(self, peft_config: PreProjConfig, model: nn.Module) -> None:
         """Find and check every site before anything changes."""
-        _refuse_compiled(model)
         targets = [
             (name, module)
             for name, module in model.named_modules()
@@ -191,7 +191,17 @@ class PreProjModel(BaseTuner):
                 combine_skips(layer, adapters, weights, adapter_name)
 
     def set_adapter(self, adapter_name: str | list[str], inference_mode: bool = False) -> None:
-        """Make adapters of ours the active ones; another method beside us keeps its own."""
+        """Make adapters of ours the active ones; another method beside us keeps its own.
+
+        Raises:
+            ValueError: where one is not loaded: without it every adapter would be switched off.
+        """
+        names = [adapter_name] if isinstance(adapter_name, str) else adapter_name
+        if unknown := [name for name in names if name not in self.peft_config]:
+            raise ValueError(
+                f"Adapter {', '.join(map(repr, unknown))} not found: expected some of "
+                f"{', '.join(map(repr, self.peft_config))}."
+            )
         for _, _, layer in adapted_sites(self.model):
             layer.set_adapter(adapter_name, inference_mode=inference_mode)  # type: ignore[operator]
         for _, wrapper in self._wrappers():
