@@ -144,8 +144,10 @@ def probe(
             if dry_run:
                 # Not on standard output, which is the list alone.
                 with Console(stderr=True).status(PREPARING):
-                    planned = plan(loaded, run, cell)
+                    planned, changed = plan(loaded, run, cell)
                 typer.echo(said(planned))
+                if changed:
+                    typer.echo(f"preproj: without --accept-changes it will stop: {'; '.join(changed)}.", err=True)
                 return
             distributed.check(loaded, cell)
             distributed.join()

@@ -201,3 +201,29 @@ def test_through_the_command_line_a_change_is_refused_then_accepted_and_reported
         assert f"went on {started} with changes" in text
         assert f"torch was 1.0.0 and is {then}" in text
     assert write_report(run) == run / "report.html"
+
+
+def test_a_lost_record_is_a_change_also_of_a_finished_run(recipe, write_recipe, tmp_path):
+    recipe["methods"] = ["none"]
+    run, path = tmp_path / "run", write_recipe(recipe)
+    assert probe(path, "--out", run).exit_code == 0
+    (run / "environment.json").write_text('{"format_ver')
+    damaged = probe(path, "--out", run)
+    assert (damaged.exit_code, damaged.stderr) == (
+        2,
+        f"preproj: {run / 'environment.json'} is damaged; remove it and repeat the command.\n",
+    )
+    (run / "environment.json").unlink()
+    shutil.rmtree(run / "data")  # as a finished run that was published
+    lost = "environment.json was lost, and with it what earlier results ran with"
+    refused = probe(path, "--out", run)
+    assert (refused.exit_code, refused.stderr.partition("; ")[0]) == (
+        2,
+        f"preproj: run folder {run} began otherwise: {lost}",
+    )
+    assert f"it will stop: {lost}." in probe(path, "--out", run, "--dry-run").stderr
+    accepted = probe(path, "--out", run, "--accept-changes")
+    assert accepted.exit_code == 0, accepted.output
+    assert [entry["changes"] for entry in read_json(run / "environment.json")["continued"]] == [[lost]]
+    assert lost in (run / "report.md").read_text("utf-8")
+    assert probe(path, "--out", run).exit_code == 0

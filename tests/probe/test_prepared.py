@@ -80,6 +80,30 @@ def test_the_run_folder_shares_the_caches_bytes_or_copies_them(recipe, made_up, 
     assert (Prepared.read(tmp_path, checked.evaluation).blocks == prepared.blocks).all()
 
 
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("blocks.npy", None),
+        ("blocks.npy", 100),
+        ("blocks.npy", 140),  # the header is whole
+        ("test/data-00000-of-00001.arrow", 100),
+        ("test/state.json", 20),
+        ("passages.jsonl", 20),
+    ],
+)
+def test_damaged_text_is_one_sentence_that_says_what_to_remove(recipe, made_up, base, tmp_path, name, kept):
+    checked = Recipe.model_validate(recipe)
+    with text_cache():
+        prepare(checked, made_up, *base).write(tmp_path)
+    path = tmp_path / "data" / name
+    content = path.read_bytes()
+    path.unlink()  # of the cache's bytes
+    if kept is not None:
+        path.write_bytes(content[:kept])
+    with pytest.raises(RecipeError, match=f"^{tmp_path}/data is damaged; remove it and .*/text and repeat the command"):
+        _ = (read := Prepared.read(tmp_path, checked.evaluation)).blocks, read.documents("test")
+
+
 def test_the_recipes_split_is_held_out(recipe, made_up, base):
     recipe["evaluation"] |= {"split": "validation", "passages": 0}
     with text_cache():

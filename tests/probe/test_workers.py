@@ -269,7 +269,7 @@ def test_a_dry_run_counts_in_closed_form_and_writes_nothing(recipe, write_recipe
     done = preproj("probe", path, "--out", run, "--dry-run")
     assert done.exit_code == 0, done.output
     assert sorted(tmp_path.rglob("*")) == before
-    rows = {row.name: row for row in plan(Recipe.model_validate(recipe), run)}
+    rows = {row.name: row for row in plan(Recipe.model_validate(recipe), run)[0]}
     assert list(rows) == ["none/seed0", "full/seed0", "full/seed1", "pre+skip/seed0", "pre+skip/seed1"]
     assert {row.trained for name, row in rows.items() if name != "none/seed0"} == {1280}
     assert (rows["none/seed0"].trained, rows["none/seed0"].flops, rows["none/seed0"].parameters) == (0, 0, 0)
@@ -281,7 +281,7 @@ def test_a_dry_run_counts_in_closed_form_and_writes_nothing(recipe, write_recipe
     assert rows["full/seed0"].flops in (1280 * 3 * forward_flops(32), 1280 * (3 * forward_flops(32) + rotary))
     for name in rows:
         assert re.search(rf"^{re.escape(name)} .* to do$", done.output, re.MULTILINE)
-    assert "5 of 5 parts are left: 5,120 tokens to train on, " in done.output
+    assert "5 of 5 parts left: 5,120 tokens to train on, " in done.output
 
 
 def test_a_dry_run_prints_no_warning_of_a_library(recipe, write_recipe, tmp_path, recwarn):
@@ -300,19 +300,34 @@ def test_a_dry_run_of_a_run_that_has_begun_knows_its_text_its_times_and_who_is_a
     shutil.copytree(whole[0], run)
     recipe = Recipe.model_validate(yaml.safe_load(long_recipe.read_text()))
     tokens = sum(row["perplexity"][1] for row in read_jsonl(run / "cells/none/seed0/items/document.jsonl"))
-    rows = {row.name: row for row in plan(recipe, run)}
+    rows = {row.name: row for row in plan(recipe, run)[0]}
     assert {(row.scored, row.at_most, row.status) for row in rows.values()} == {(tokens, False, "finished")}
     seconds = read_json(run / "cells/pre+skip/seed0/metrics.json")["seconds"]["total"]
     assert (rows["pre+skip/seed0"].seconds, rows["pre+skip/seed0"].alike) == (seconds, False)
     (run / "cells/none/seed0/metrics.json").unlink()
     with Watch().take(run / "cells/none/seed0"):
-        held = plan(recipe, run)[0]
+        held = plan(recipe, run)[0][0]
     assert (held.seconds, held.status) == (None, f"process {os.getpid()} on {os.uname().nodename}")
     # Other seeds of a method take as long as those that are finished.
     more = recipe.model_copy(update={"seeds": [0, 1]})
     monkeypatch.setattr("preproj.probe.plan.check_folder", lambda *given: None)
-    (other,) = plan(more, run, "pre+skip/seed1")
+    monkeypatch.setattr("preproj.probe.plan.changes", lambda *given: [])
+    ((other,), _) = plan(more, run, "pre+skip/seed1")
     assert (other.seconds, other.alike, other.status) == (seconds, True, "to do")
+
+
+def test_a_dry_run_names_what_the_run_will_refuse(whole, long_recipe, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole[0], run)
+    arguments = ("probe", long_recipe, "--out", run, "--dry-run")
+    environment = read_json(run / "environment.json")
+    now, environment["packages"]["torch"] = environment["packages"]["torch"], "2.0.0"
+    write_json(run / "environment.json", environment)
+    assert preproj(*arguments).stderr == ""  # a finished run computes nothing
+    (run / "cells/none/seed0/metrics.json").unlink()
+    done = preproj(*arguments)
+    assert (done.exit_code, "1 of 2 parts left" in done.stdout) == (0, True)
+    assert done.stderr == f"preproj: without --accept-changes it will stop: torch was 2.0.0 and is {now}.\n"
 
 
 def test_a_report_joins_what_is_there_and_names_what_is_missing(whole, tmp_path):
@@ -330,10 +345,12 @@ def test_a_report_joins_what_is_there_and_names_what_is_missing(whole, tmp_path)
 
 
 def test_a_report_of_no_run_is_one_sentence(tmp_path):
-    done = preproj("report", tmp_path)
-    assert done.exit_code == 2
-    said = f"{tmp_path}/summary.json is missing: give the folder of a run that `preproj probe` has begun."
-    assert done.stderr == f"preproj: {said}\n"
+    for name in ("summary.json", "recipe.yaml"):
+        done = preproj("report", tmp_path)
+        assert done.exit_code == 2
+        said = f"{tmp_path}/{name} is missing: give the folder of a run that `preproj probe` has begun."
+        assert done.stderr == f"preproj: {said}\n"
+        write_json(tmp_path / "summary.json", {})
 
 
 def test_every_cell_says_what_it_ran_with_and_the_report_where_that_differs(whole, tmp_path):

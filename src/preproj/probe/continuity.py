@@ -25,6 +25,7 @@ OF_THE_MACHINE = (
     "report_to",
 )
 """Keys of the recipe that say how something is computed, not what: numbers move by rounding at most."""
+_LOST = "environment.json was lost, and with it what earlier results ran with"
 _BASE_FILES = ("*.safetensors", "*.bin", "*.json", "*.model")
 
 
@@ -86,6 +87,35 @@ def describe_inputs(run: Path, recipe: Recipe, base: Base, config: PretrainedCon
     return {"inputs": commit | {name: _described(path, known.get(name, {})) for name, path in files.items()}}
 
 
+def changes(run: Path, recipe: Recipe, base: Base, config: PretrainedConfig) -> list[str]:
+    """Say what is otherwise than when a run began or last went on; nothing of a new run.
+
+    Args:
+        run: the run folder.
+        recipe: the recipe now.
+        base: the model.
+        config: its configuration.
+    """
+    then = _last(run)
+    if not then:
+        return [_LOST] if (run / "corpus.json").exists() else []
+    now = describe_environment() | describe_inputs(run, recipe, base, config)
+    before = then.get("inputs", {})  # runs that began earlier have none
+    return [
+        *check_recipe(run, recipe),
+        *(
+            f"{name} was {then['packages'][name]} and is {now['packages'][name]}"
+            for name in PACKAGES
+            if then["packages"].get(name, now["packages"][name]) != now["packages"][name]
+        ),
+        *(
+            f"{name} was {_short(before.get(name))} and is {_short(entry)}"
+            for name, entry in now["inputs"].items()
+            if before and _identity(before.get(name)) != _identity(entry)
+        ),
+    ]
+
+
 def go_on(run: Path, recipe: Recipe, base: Base, config: PretrainedConfig, accept: bool) -> None:
     """Let a run that has begun go on if nothing has changed; else refuse, or accept and record it.
 
@@ -99,31 +129,18 @@ def go_on(run: Path, recipe: Recipe, base: Base, config: PretrainedConfig, accep
     Raises:
         RecipeError: naming what changed, from what to what.
     """
-    then = _last(run)
-    if not then:
-        return
-    now = describe_environment() | describe_inputs(run, recipe, base, config)
-    changes = check_recipe(run, recipe) + [
-        f"{name} was {then['packages'][name]} and is {now['packages'][name]}"
-        for name in PACKAGES
-        if then["packages"].get(name, now["packages"][name]) != now["packages"][name]
-    ]
-    before = then.get("inputs", {})  # runs that began earlier have none
-    changes += [
-        f"{name} was {_short(before.get(name))} and is {_short(entry)}"
-        for name, entry in now["inputs"].items()
-        if before and _identity(before.get(name)) != _identity(entry)
-    ]
-    if not changes:
+    changed = changes(run, recipe, base, config)
+    if not changed:
         return
     if not accept:
         raise RecipeError(
-            f"run folder {run} began otherwise: {'; '.join(changes)}; change that back, choose another folder with "
+            f"run folder {run} began otherwise: {'; '.join(changed)}; change that back, choose another folder with "
             "--out, or go on all the same with --accept-changes, and the report will say so."
         )
-    first = read_json(run / "environment.json")
+    now = describe_environment() | {"dtype": recipe.model.dtype} | describe_inputs(run, recipe, base, config)
+    first = now if changed == [_LOST] else read_json(run / "environment.json")
     later = [*first.get("continued", []), {key: now[key] for key in ("started", "packages", "inputs")}]
-    later[-1]["changes"] = changes
+    later[-1]["changes"] = changed
     write_json(run / "environment.json", first | {"continued": later})
     write_text(run / "recipe.yaml", recipe.to_yaml())
 

@@ -9,6 +9,7 @@ from transformers import PretrainedConfig
 from preproj.cost import flops_per_token, meta_model
 from preproj.probe.base import load_config, resolve_base
 from preproj.probe.claims import Watch
+from preproj.probe.continuity import changes
 from preproj.probe.corpus import RETENTION
 from preproj.probe.errors import RecipeError
 from preproj.probe.files import read_json
@@ -57,8 +58,8 @@ class Planned:
         return self.name, f"{self.trained:,}", scored, f"{self.parameters:,}", flops, seconds, self.status
 
 
-def plan(recipe: Recipe, run: Path, cell: str | None = None) -> list[Planned]:
-    """List what a run consists of, with costs; starts and writes nothing.
+def plan(recipe: Recipe, run: Path, cell: str | None = None) -> tuple[list[Planned], list[str]]:
+    """List what a run consists of, with costs, and what has changed since it began; starts and writes nothing.
 
     Args:
         recipe: the checked recipe.
@@ -71,11 +72,14 @@ def plan(recipe: Recipe, run: Path, cell: str | None = None) -> list[Planned]:
     check_folder(run, recipe)
     every = parts_of(recipe, cells_of(recipe))
     parts = parts_of(recipe, [find_cell(recipe, cell)]) if cell is not None else every
-    config = load_config(resolve_base(recipe.model.name))
+    base = resolve_base(recipe.model.name)
+    config = load_config(base)
     costs = {method: _cost(recipe, config, method) for method in dict.fromkeys(part.method for part in parts)}
     prepared = Prepared.read(run, recipe.evaluation) if has_text(run) else None
     watch = Watch()
-    return [_planned(recipe, run, every, part, costs[part.method], prepared, watch) for part in parts]
+    planned = [_planned(recipe, run, every, part, costs[part.method], prepared, watch) for part in parts]
+    ended = all(part.ended(run) for part in parts) and (run / "environment.json").exists()
+    return planned, [] if ended else changes(run, recipe, base, config)
 
 
 def said(planned: Sequence[Planned]) -> str:
@@ -94,7 +98,7 @@ def said(planned: Sequence[Planned]) -> str:
     flops = [row.flops for row in left]
     lines += [
         "",
-        f"{len(left)} of {len(planned)} parts are left: {sum(row.trained for row in left):,} tokens to train on"
+        f"{len(left)} of {len(planned)} parts left: {sum(row.trained for row in left):,} tokens to train on"
         + (f", {sum(f for f in flops if f is not None):.3g} FLOPs." if None not in flops else "."),
         "scored: tokens of the perplexities; the last-word passages and the tasks come on top. training FLOPs: matrix "
         "products, forward and backward.",

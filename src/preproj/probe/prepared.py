@@ -3,6 +3,8 @@
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -16,7 +18,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from preproj.probe.base import context_length
 from preproj.probe.corpus import RETENTION, Corpus, Document
 from preproj.probe.errors import RecipeError
-from preproj.probe.files import read_json, read_jsonl, whole_folder, write_jsonl
+from preproj.probe.files import cache_folder, read_json, read_jsonl, whole_folder, write_jsonl
 from preproj.probe.passages import Passage, last_word_passages
 from preproj.probe.recipe import Evaluation, Recipe
 from preproj.probe.tokenised import BLOCKS, TOKENS, tokenised
@@ -39,11 +41,13 @@ class Prepared:
     @cached_property
     def blocks(self) -> np.ndarray:
         """Packed training text, ``(blocks, block_size)`` of an unsigned type, memory-mapped."""
-        return np.load(self.folder / BLOCKS, mmap_mode="r")
+        with self._readable():
+            return np.load(self.folder / BLOCKS, mmap_mode="r")
 
     def held_out(self, split: str) -> Dataset:
         """Return a whole split, memory-mapped: ``id``, ``text`` and ``input_ids`` of each document."""
-        return load_from_disk(str(self.folder / split))
+        with self._readable():
+            return load_from_disk(str(self.folder / split))
 
     def documents(self, split: str) -> list[tuple[str, list[int]]]:
         """Return ``(id, token ids)`` of each document that is scored, cut to ``evaluation.document_tokens``."""
@@ -58,9 +62,26 @@ class Prepared:
 
     @classmethod
     def read(cls, run: Path, evaluation: Evaluation) -> "Prepared":
-        """Read what :meth:`write` wrote."""
-        folder = run / "data"
-        return cls(folder, evaluation, [Passage(**row) for row in read_jsonl(folder / "passages.jsonl")])
+        """Read what :meth:`write` wrote.
+
+        Raises:
+            RecipeError: here or where the text is read, if it is damaged.
+        """
+        prepared = cls(run / "data", evaluation, [])
+        with prepared._readable():
+            return replace(prepared, passages=[Passage(**row) for row in read_jsonl(run / "data/passages.jsonl")])
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except PermissionError:
+            raise
+        except (EOFError, OSError, TypeError, ValueError) as error:
+            raise RecipeError(  # both, because the run's files may be links to those of the cache
+                f"{self.folder} is damaged; remove it and {cache_folder() / 'text'} and repeat the command, which "
+                "prepares the same text again."
+            ) from error
 
 
 def prepare(recipe: Recipe, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> Prepared:

@@ -74,7 +74,7 @@ def run_probe(
         described = _describe_base(recipe, base, config)
         if left and recipe.evaluation.tasks:
             load_tasks(recipe.evaluation.tasks, recipe.evaluation.task_data)
-        if left:
+        if left or not (run / "environment.json").exists():
             go_on(run, recipe, base, config, accept_changes)
     elsewhere: dict[Part, str] = {}
     if left:

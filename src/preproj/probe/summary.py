@@ -109,11 +109,12 @@ def join(run: Path) -> None:
     Raises:
         RecipeError: if it is none, or no worker has prepared it.
     """
-    known = run / "summary.json"
-    if not known.exists():
-        raise RecipeError(f"{known} is missing: give the folder of a run that `preproj probe` has begun.")
+    known, recipe = run / "summary.json", run / "recipe.yaml"
+    for path in (known, recipe):
+        if not path.exists():
+            raise RecipeError(f"{path} is missing: give the folder of a run that `preproj probe` has begun.")
     refuse_newer(run)
-    write_summary(run, parse_recipe((run / "recipe.yaml").read_text("utf-8"), str(run)), read_json(known)["base"])
+    write_summary(run, parse_recipe(recipe.read_text("utf-8"), str(run)), read_json(known)["base"])
 
 
 def _protocol(recipe: Recipe, measures: list[dict[str, Any]]) -> dict[str, str]:
