@@ -80,6 +80,15 @@ def test_a_head_that_was_trained_whole_is_swapped_too(tmp_path):
     assert torch.equal(model(input_ids=IDS).logits, other(input_ids=IDS).logits)
 
 
+def check_refused(folder, sentence):
+    """Checks that a saved adapter is refused, and that the model computes what it did."""
+    model = adapted("llama")
+    before = logits(model)
+    with pytest.raises(ValueError, match=sentence):
+        hotswap_adapter(model, folder, "default")
+    assert torch.equal(logits(model), before)
+
+
 @pytest.mark.parametrize(
     ("config", "difference"),
     [
@@ -91,11 +100,7 @@ def test_a_head_that_was_trained_whole_is_swapped_too(tmp_path):
 )
 def test_an_adapter_of_another_shape_is_refused_and_nothing_changes(config, difference, tmp_path):
     adapted("llama", seed=1, **config).save_pretrained(tmp_path)
-    model = adapted("llama")
-    before = logits(model)
-    with pytest.raises(ValueError, match=f"cannot take the place of adapter 'default': .*{difference}"):
-        hotswap_adapter(model, tmp_path, "default")
-    assert torch.equal(logits(model), before)
+    check_refused(tmp_path, f"cannot take the place of adapter 'default': .*{difference}")
 
 
 def test_another_method_and_an_unknown_name_are_refused(tmp_path):
@@ -112,11 +117,7 @@ def test_an_adapter_that_cannot_be_read_is_refused_and_nothing_changes(damage, t
     if damage != "no folder":
         adapted("llama", seed=1).save_pretrained(folder)
         (folder / damage).write_bytes((folder / damage).read_bytes()[:50])
-    model = adapted("llama")
-    before = logits(model)
-    with pytest.raises(ValueError, match=f"no adapter can be read from {folder}: ."):
-        hotswap_adapter(model, folder, "default")
-    assert torch.equal(logits(model), before)
+    check_refused(folder, f"no adapter can be read from {folder}: .")
 
 
 def test_a_model_without_adapters_is_refused(tmp_path):

@@ -311,7 +311,7 @@ def test_a_dry_run_of_a_run_that_has_begun_knows_its_text_its_times_and_who_is_a
     # Other seeds of a method take as long as those that are finished.
     more = recipe.model_copy(update={"seeds": [0, 1]})
     monkeypatch.setattr("preproj.probe.plan.check_folder", lambda *given: None)
-    monkeypatch.setattr("preproj.probe.plan.changes", lambda *given: [])
+    monkeypatch.setattr("preproj.probe.plan.changes", lambda *given: ([], {}))
     ((other,), _) = plan(more, run, "pre+skip/seed1")
     assert (other.seconds, other.alike, other.status) == (seconds, True, "to do")
 

@@ -87,8 +87,8 @@ def describe_inputs(run: Path, recipe: Recipe, base: Base, config: PretrainedCon
     return {"inputs": commit | {name: _described(path, known.get(name, {})) for name, path in files.items()}}
 
 
-def changes(run: Path, recipe: Recipe, base: Base, config: PretrainedConfig) -> list[str]:
-    """Say what is otherwise than when a run began or last went on; nothing of a new run.
+def changes(run: Path, recipe: Recipe, base: Base, config: PretrainedConfig) -> tuple[list[str], dict[str, Any]]:
+    """Say what is otherwise than when a run began or last went on, and what is now; nothing of a new run.
 
     Args:
         run: the run folder.
@@ -97,11 +97,13 @@ def changes(run: Path, recipe: Recipe, base: Base, config: PretrainedConfig) -> 
         config: its configuration.
     """
     then = _last(run)
+    if not then and not (run / "corpus.json").exists():
+        return [], {}
+    now = describe_environment() | {"dtype": recipe.model.dtype} | describe_inputs(run, recipe, base, config)
     if not then:
-        return [_LOST] if (run / "corpus.json").exists() else []
-    now = describe_environment() | describe_inputs(run, recipe, base, config)
+        return [_LOST], now
     before = then.get("inputs", {})  # runs that began earlier have none
-    return [
+    changed = [
         *check_recipe(run, recipe),
         *(
             f"{name} was {then['packages'][name]} and is {now['packages'][name]}"
@@ -114,6 +116,7 @@ def changes(run: Path, recipe: Recipe, base: Base, config: PretrainedConfig) -> 
             if before and _identity(before.get(name)) != _identity(entry)
         ),
     ]
+    return changed, now
 
 
 def go_on(run: Path, recipe: Recipe, base: Base, config: PretrainedConfig, accept: bool) -> None:
@@ -129,7 +132,7 @@ def go_on(run: Path, recipe: Recipe, base: Base, config: PretrainedConfig, accep
     Raises:
         RecipeError: naming what changed, from what to what.
     """
-    changed = changes(run, recipe, base, config)
+    changed, now = changes(run, recipe, base, config)
     if not changed:
         return
     if not accept:
@@ -137,7 +140,6 @@ def go_on(run: Path, recipe: Recipe, base: Base, config: PretrainedConfig, accep
             f"run folder {run} began otherwise: {'; '.join(changed)}; change that back, choose another folder with "
             "--out, or go on all the same with --accept-changes, and the report will say so."
         )
-    now = describe_environment() | {"dtype": recipe.model.dtype} | describe_inputs(run, recipe, base, config)
     first = now if changed == [_LOST] else read_json(run / "environment.json")
     later = [*first.get("continued", []), {key: now[key] for key in ("started", "packages", "inputs")}]
     later[-1]["changes"] = changed

@@ -79,7 +79,7 @@ def plan(recipe: Recipe, run: Path, cell: str | None = None) -> tuple[list[Plann
     watch = Watch()
     planned = [_planned(recipe, run, every, part, costs[part.method], prepared, watch) for part in parts]
     ended = all(part.ended(run) for part in parts) and (run / "environment.json").exists()
-    return planned, [] if ended else changes(run, recipe, base, config)
+    return planned, [] if ended else changes(run, recipe, base, config)[0]
 
 
 def said(planned: Sequence[Planned]) -> str:
